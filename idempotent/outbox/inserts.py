@@ -21,7 +21,7 @@ from idempotent.logs import EventLog
 from idempotent.outbox.entries import Entry, bucket_of, lane_of
 from idempotent.outbox.store import OutboxStore
 from idempotent.schema import outbox_name
-from idempotent.stores.sql.awaited import spoils_bytes
+from idempotent.stores.sql.awaited import in_hex, spoils_bytes
 from idempotent.stores.sql.cursor import NUMBERED
 from idempotent.stores.sql.dialects import dialect_for
 from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
@@ -32,7 +32,7 @@ _ROWS: Final = 200
 _BYTES: Final = 4_000_000
 # The library's own clock for SQLite is a function of connections that it has prepared.
 _SQLITE_NOW: Final = "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
-_COLUMNS: Final = "bucket, lane, message_id, destination, subject, order_key, headers, body"
+_COLUMNS: Final = "bucket, lane, message_id, destination, subject, order_key, headers"
 # Of these: the id, the name of the broker, the subject and the order key.
 _TEXTS: Final = 4
 # No fault of the handler that sends, so its message waits.
@@ -163,8 +163,14 @@ class Inserts:
     ) -> None:
         """Execute one statement. The driver gets it as it is: SQLAlchemy would name, and order, each value."""
         values = tuple(chain.from_iterable(rows))
-        statement = partial(self._statement, connection.dialect, schema, len(rows), delayed=delayed)
-        if execute_beside(connection, statement(raw=True), values):
+        text = partial(self._statement, connection.dialect, schema, len(rows), delayed=delayed)
+
+        def statement(*, raw: bool) -> tuple[str, Sequence[object]]:
+            # In MariaDB's EMPTY_STRING_IS_NULL the '' of a driver would be NULL, and an empty body a tombstone.
+            is_mysql = connection.dialect.name in ("mysql", "mariadb") and b"" in values
+            return in_hex(text(raw=raw), values, empty=True) if is_mysql else (text(raw=raw), values)
+
+        if execute_beside(connection, *statement(raw=True)):
             return
         if connection.dialect.driver == "asyncmy" and spoils_bytes(driver_of(connection)):
             raise ConfigurationError(
@@ -172,7 +178,8 @@ class Inserts:
                 "leave that mode out"
             )
         with _raw_cursors(connection) as raw:
-            connection.exec_driver_sql(statement(raw=raw), values)
+            sql, left = statement(raw=raw)
+            connection.exec_driver_sql(sql, tuple(left))
 
     def _text(self, database: Dialect, schema: str | None, rows: int, *, delayed: bool, raw: bool) -> str:
         dialect = replace(dialect_for(database), schema=schema)
@@ -183,7 +190,8 @@ class Inserts:
         text = "CONVERT(? USING utf8mb4)" if dialect.name == "mysql" else "?"
         row = f"(?, ?, {', '.join([text] * _TEXTS)}, ?, ?, {now}{f', {now} + ?' if delayed else ''})"
         statement = dialect.scoped(
-            f"INSERT INTO {quoted} ({_COLUMNS}, created_at{', due_at' if delayed else ''})"
+            # BODY is a reserved word in MariaDB's sql_mode ORACLE.
+            f"INSERT INTO {quoted} ({_COLUMNS}, {dialect.quoted('body')}, created_at{', due_at' if delayed else ''})"
             f" VALUES {', '.join([row] * rows)}"
         )
         return (

@@ -237,7 +237,7 @@ class _AwaitedCursor:
     async def _execute_alone(self, statement: str, params: Sequence[Any]) -> None:
         async with self._adapted._execute_mutex:  # noqa: SLF001 - SQLAlchemy's
             if spoils_bytes(self._adapted.driver_connection):
-                statement, params = _in_hex(statement, params)
+                statement, params = in_hex(statement, params)
             await self._execute(statement, params, {})
 
 
@@ -246,11 +246,12 @@ def spoils_bytes(driver: Any) -> bool:
     return bool(getattr(driver, "server_status", 0) & _NO_BACKSLASH_ESCAPES)
 
 
-def _in_hex(statement: str, params: Sequence[Any]) -> tuple[str, list[Any]]:
-    """A statement with its bytes in it, as PyMySQL sends them."""
-    shown = [f"X'{each.hex()}'" if isinstance(each, bytes) else "%s" for each in params]
+def in_hex(statement: str, params: Sequence[Any], *, empty: bool = False) -> tuple[str, list[Any]]:
+    """A statement with its bytes in it, as PyMySQL sends them; `empty`: only those of no length."""
+    chosen = [isinstance(each, bytes) and not (empty and each) for each in params]
+    shown = [f"X'{each.hex()}'" if here else "%s" for each, here in zip(params, chosen, strict=True)]
     text = "".join(chain.from_iterable(zip_longest(statement.split("%s"), shown, fillvalue="")))
-    return text, [each for each in params if not isinstance(each, bytes)]
+    return text, [each for each, here in zip(params, chosen, strict=True) if not here]
 
 
 def awaited(adapted: Any, driver: Any) -> AwaitedConnection:

@@ -1,11 +1,12 @@
 """Ways in which applications use Sessions and Connections."""
 
+import asyncio
 from contextlib import nullcontext
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, registry, scoped_session, sessionmaker
 
 from idempotent import Message, Registry
@@ -197,6 +198,34 @@ def test_no_character_is_lost_by_the_character_set_of_a_connection(sql_store, ou
         (row,) = connection.execute(sa.select(tables.waiting)).all()
     texts = (row.message_id, row.subject, row.order_key, row.destination)
     assert texts == ("ü \N{SNAKE}", "queue \N{SNAKE}", "\N{SNAKE}", "é")
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("sql_store", ["mysql"], indirect=True)
+def test_an_empty_body_is_no_tombstone_in_a_session_to_which_it_is_null(sql_store, outbox, tables, awaited):
+    bodies = {"empty": b"", "none": None, "one": b"1"}
+
+    def send(session):
+        session.execute(sa.text("SET /*M! sql_mode = 'EMPTY_STRING_IS_NULL', */ time_zone = '+05:00'"))
+        for delay_s in (0.0, 60.0):
+            for name, body in bodies.items():
+                outbox.send(session, Message("q", body, id=f"{name} {delay_s}"), delay_s=delay_s)
+
+    async def send_in_task():
+        engine = sql_store.async_engine()
+        async with AsyncSession(engine) as session, session.begin():
+            await session.run_sync(send)
+        await engine.dispose()
+
+    if awaited:
+        asyncio.run(send_in_task())
+    else:
+        with Session(sql_store.engine()) as session, session.begin():
+            send(session)
+    for table, delay_s in ((tables.waiting, 0.0), (tables.delayed, 60.0)):
+        with sql_store.admin_engine.connect() as connection:
+            found = connection.execute(sa.select(table.c.message_id, table.c.body)).all()
+        assert found == [(f"{name} {delay_s}", body) for name, body in bodies.items()]
 
 
 @pytest.mark.parametrize("field", ["subject", "id", "order_key", "to"])

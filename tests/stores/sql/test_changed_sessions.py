@@ -52,6 +52,7 @@ CHANGES = {
         "SET sql_mode = 'ANSI'",
         "SET sql_mode = 'NO_BACKSLASH_ESCAPES'",
         "SET sql_mode = ''",
+        "SET /*M! sql_mode = 'EMPTY_STRING_IS_NULL', */ time_zone = '+05:00'",  # MariaDB's alone
         "SET NAMES latin1",
         "SET completion_type = CHAIN",
         "SET SESSION TRANSACTION READ ONLY",
