@@ -14,6 +14,7 @@ from idempotent.errors import ConfigurationError, StoreBusyError
 from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.detached import beside_pool
 from idempotent.stores.sql.engines import AnyEngine, is_async, new_engine
+from idempotent.stores.sql.faults import ROW_LOGGING
 from idempotent.stores.sql.loops import unpooled
 
 Target: TypeAlias = AnyEngine
@@ -89,11 +90,12 @@ def exclusive(target: Target, table: str) -> Iterator[Connection]:
     """Connect, begin, and lock out other migrations of `table` until the block has committed.
 
     Raises:
-        ConfigurationError: the database is not supported.
+        ConfigurationError: the database is not supported, or takes no changes of rows in this isolation level.
         StoreBusyError: another migration held the lock for longer than LOCK_TIMEOUT_S.
     """
     with connect(target) as connection:
         if connection.dialect.name in ("mysql", "mariadb"):
+            _refuse_no_rows(connection)
             with _mysql_lock(connection, table), connection.begin():
                 yield connection
         else:
@@ -103,6 +105,16 @@ def exclusive(target: Target, table: str) -> Iterator[Connection]:
                 else:
                     _lock_sqlite(connection, table)
                 yield connection
+
+
+def _refuse_no_rows(connection: Connection) -> None:
+    """Raise ConfigurationError if the server makes tables, but lets nobody write into them."""
+    asked = "SHOW VARIABLES WHERE Variable_name IN ('log_bin', 'binlog_format', 'sql_log_bin')"
+    found = {str(name).lower(): str(value).upper() for name, value in connection.exec_driver_sql(asked)}
+    logs_statements = found == {"log_bin": "ON", "binlog_format": "STATEMENT", "sql_log_bin": "ON"}
+    if logs_statements and connection.get_isolation_level() in ("READ COMMITTED", "READ UNCOMMITTED"):
+        raise ConfigurationError(f"{ROW_LOGGING}. Nothing was changed")
+    connection.rollback()
 
 
 @contextmanager

@@ -276,7 +276,6 @@ def _refused(store: SqlStore) -> Iterator[Finding]:
         yield Finding(
             Level.ERROR,
             str(error),
-            "connect to a server that takes writes",
         )
 
 

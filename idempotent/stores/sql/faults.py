@@ -134,6 +134,11 @@ _PREPARE_NOTHING: Final = (
     "Behind a pooler such as PgBouncer in transaction mode, add ?prepare_threshold=None to the URL, or give "
     'create_engine connect_args={"prepare_threshold": None}'
 )
+ROW_LOGGING: Final = (
+    "binlog_format is STATEMENT, with which READ COMMITTED and READ UNCOMMITTED may not write: set binlog_format to "
+    "ROW or MIXED, or the isolation level to REPEATABLE READ"
+)
+_NO_ROW_LOGGING: Final = 1665
 _SQLITE_BUSY: Final = 5
 _SQLITE_LOCKED: Final = 6
 _SQLITE_FULL: Final = 13
@@ -259,7 +264,14 @@ def as_store_error(
                 f"the user of the store {store} lacks a right: {text}. {role}{what_to_grant(text, engine, connection)}"
             )
         case _:
-            return StoreError(f"the store {store} failed: {text}{_where_to_write(text, engine)}")
+            remedy = (
+                f" {ROW_LOGGING}." if _is_statement_only(error, engine) else _where_to_write(text, engine)
+            )
+            return StoreError(f"the store {store} failed: {text}{remedy}")
+
+
+def _is_statement_only(error: BaseException, engine: Engine) -> bool:
+    return engine.dialect.name in ("mysql", "mariadb") and original(error).args[:1] == (_NO_ROW_LOGGING,)
 
 
 def _missing(error: BaseException, engine: Engine, table: str, connection: Any) -> SchemaError:
