@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Final
 
-from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import (
-    BigInteger,
-    Connection,
-    Engine,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    UniqueConstraint,
-    inspect,
-)
-from sqlalchemy.engine.reflection import Inspector
+from sqlalchemy import Connection, Engine, MetaData
 from sqlalchemy.exc import DBAPIError
 
 from idempotent.errors import SchemaError
 from idempotent.migrations.revisions import is_newer, recorded
 from idempotent.migrations.store import Target, bridged, connect
+from idempotent.migrations.tables import Catalogue, TableFacts, home_of, refuse_elsewhere, wanted
 from idempotent.schema import (
     DEFAULT_TABLE,
     dedup_tables,
@@ -42,7 +29,9 @@ from idempotent.stores.sql.cursor import Row
 from idempotent.stores.sql.faults import Fault, fault_of, options_for, to_create
 from idempotent.stores.sql.grants import RIGHTS, account_of, grant, usage_of_schema
 
-_QMQ_COLUMNS = {"id", "k", "update_at"}
+_QMQ_COLUMNS: Final = {"id", "k", "update_at"}
+_INTEGERS: Final = ("SMALLINT", "INTEGER", "BIGINT")
+_VARCHAR: Final = re.compile(r"VARCHAR\((\d+)\)")
 
 
 class DriftKind(Enum):
@@ -52,6 +41,7 @@ class DriftKind(Enum):
     FOREIGN_TABLE = "foreign table"
     MISSING_TABLE = "missing table"
     UNSEEN_TABLE = "table that this user may not see"
+    OTHER_SCHEMA = "in another schema"
     MISSING_COLUMN = "missing column"
     EXTRA_COLUMN = "extra column"
     TYPE = "type"
@@ -109,22 +99,27 @@ def check(target: Target, *, table: str = DEFAULT_TABLE) -> list[Drift]:
 
 
 def _differences(connection: Connection, table: str) -> list[Drift]:
-    metadata = MetaData()
-    dedup_tables(metadata, table)
-    existing = set(inspect(connection).get_table_names())
-    has_revision = version_name(table) in existing
+    # Where the checkers find them, which are led by the key table, and an outbox by its own.
+    home = home_of(connection, table)
+    catalogue = Catalogue(connection, home)
+    has_revision = catalogue.find(version_name(table)) is not None
+    keys = MetaData()
+    dedup_tables(keys, table)
+    found = compare(connection, keys, home)
     for define in (run_tables, outbox_tables):
-        optional = MetaData()
-        define(optional, table)
-        names = optional.tables.keys()
-        if existing & names or (has_revision and not all(_grants(connection, name) for name in names)):
-            define(metadata, table)
-    drifts = [_seen(drift, connection) for drift in compare(connection, metadata)]
+        part = MetaData()
+        define(part, table)
+        names = [*part.tables]
+        where = home if has_revision else home_of(connection, names[0]) or home
+        present = any(map(Catalogue(connection, where).find, names))
+        if present or (has_revision and not all(_grants(connection, name) for name in names)):
+            found += compare(connection, part, where)
+    drifts = [_seen(drift, connection) for drift in found]
     # Few applications use the offsets.
     unused = (DriftKind.UNSEEN_TABLE, offsets_name(table))
     drifts = [drift for drift in drifts if (drift.kind, drift.table) != unused]
     # Not asked for without need: who runs a consumer may lack the right to read it.
-    revision = recorded(connection, table) if drifts and has_revision else None
+    revision = recorded(connection, table, home) if drifts and has_revision else None
     if not is_newer(revision):
         return drifts
     lacking = [drift for drift in drifts if drift.matters]
@@ -161,33 +156,47 @@ def _grants(connection: Connection, table: str) -> str | None:
     return None
 
 
-def compare(connection: Connection, metadata: MetaData) -> list[Drift]:
-    """Differences between the tables of `metadata` and those of the same name in the store."""
-    inspector = inspect(connection)
-    existing = set(inspector.get_table_names())
-    present = [name for name in metadata.tables if name in existing]
-    qmq = [name for name in present if _columns(inspector, name) == _QMQ_COLUMNS]
-    found = [Drift(DriftKind.FOREIGN_TABLE, name, detail=_qmq(name)) for name in qmq]
-    found += [
-        Drift(DriftKind.MISSING_TABLE, name, detail="run the migrations")
-        for name in metadata.tables
-        if name not in present
-    ]
-    known = [table for name, table in metadata.tables.items() if name in present and name not in qmq]
-    found += _alembic_differences(connection, metadata, {table.name for table in known})
-    for table in known:
-        found += _other_differences(connection, inspector, table)
+def compare(connection: Connection, metadata: MetaData, schema: str | None = None) -> list[Drift]:
+    """Differences between the tables of `metadata` and those of the same name in the store; see `Catalogue`."""
+    catalogue = Catalogue(connection, schema)
+    present = {name: catalogue.find(name) for name in metadata.tables}
+    found = _elsewhere(catalogue, [name for name, facts in present.items() if facts is None])
+    lost = {drift.table for drift in found}
+    for name, facts in present.items():
+        if facts is not None and facts.columns.keys() == _QMQ_COLUMNS:
+            found.append(Drift(DriftKind.FOREIGN_TABLE, name, detail=_qmq(name)))
+        elif facts is not None:
+            expected = wanted(metadata.tables[name], connection.dialect)
+            found += [*_columns(name, facts, expected), *_keys_and_engine(name, facts, expected)]
+        elif name not in lost:
+            found.append(Drift(DriftKind.MISSING_TABLE, name, detail="run the migrations"))
     return found
+
+
+def _elsewhere(catalogue: Catalogue, names: Iterable[str]) -> list[Drift]:
+    """Tables that the session finds in another schema than the one in which they have to be."""
+    quoted = catalogue.connection.dialect.identifier_preparer.quote_identifier
+    return [
+        Drift(
+            DriftKind.OTHER_SCHEMA,
+            name,
+            detail=f"found in {schema!r}, expected in {catalogue.schema!r}; type in SQL: "
+            f"ALTER TABLE {quoted(schema)}.{quoted(name)} SET SCHEMA {quoted(str(catalogue.schema))}",
+        )
+        for name, schema in catalogue.elsewhere(names).items()
+    ]
 
 
 def refuse_foreign(context: MigrationContext, metadata: MetaData) -> None:
     """Raise SchemaError if a table of that name exists and differs from its definition in `metadata`.
 
+    Or if it is in another schema, see `refuse_elsewhere`.
     A missing table or index is accepted: MySQL commits each DDL statement, so a killed run leaves only some of them.
     Offline (``--sql``) no database is inspected.
     """
     if context.as_sql or context.connection is None:
         return
+    refuse_elsewhere(context.connection, [*metadata.tables])
     wrong = [drift for drift in compare(context.connection, metadata) if drift.kind not in _UNFINISHED]
     if not wrong:
         return
@@ -206,16 +215,17 @@ def refuse_incomplete(context: MigrationContext, metadata: MetaData, table: str)
     """
     if context.as_sql or context.connection is None:
         return
-    inspector = inspect(context.connection)
-    existing = set(inspector.get_table_names())
-    missing = [Drift(DriftKind.MISSING_TABLE, name) for name in metadata.tables if name not in existing]
+    catalogue = Catalogue(context.connection)
+    missing: list[Drift] = []
     for name, definition in metadata.tables.items():
-        if name in existing:
-            found = _columns(inspector, name)
+        found = catalogue.find(name)
+        if found is None:
+            missing.append(Drift(DriftKind.MISSING_TABLE, name))
+        else:
             missing += [
                 Drift(DriftKind.MISSING_COLUMN, name, column.name)
                 for column in definition.columns
-                if column.name not in found
+                if column.name not in found.columns
             ]
     if missing:
         raise SchemaError(
@@ -247,95 +257,49 @@ def _qmq(name: str) -> str:
     return f"{name!r} is QMQ's own deduplication table (columns id, k, update_at), not this library's"
 
 
-def _columns(inspector: Inspector, table: str) -> set[str]:
-    return {column["name"].lower() for column in inspector.get_columns(table)}
+def _columns(table: str, found: TableFacts, expected: TableFacts) -> Iterator[Drift]:
+    for name, column in expected.columns.items():
+        there = found.columns.get(name)
+        if there is None:
+            yield Drift(DriftKind.MISSING_COLUMN, table, name, f"expected {column.type}")
+            continue
+        detail = f"found {there.type}, expected {column.type}"
+        if there.type != column.type:
+            yield Drift(DriftKind.TYPE, table, name, detail, matters=not _is_wider(there.type, column.type))
+        elif column.given and not there.given:
+            yield Drift(DriftKind.TYPE, table, name, f"{detail}, numbered by the database")
+        if there.nullable != column.nullable:
+            words = ("NOT NULL", "NULL") if column.nullable else ("NULL", "NOT NULL")
+            detail = "found {}, expected {}".format(*words)
+            yield Drift(DriftKind.NULLABLE, table, name, detail, matters=column.nullable)
+    for name, column in found.columns.items():
+        if name not in expected.columns:
+            must = not column.nullable and not column.given
+            yield Drift(DriftKind.EXTRA_COLUMN, table, name, f"found {column.type}", matters=must)
 
 
-def _alembic_differences(connection: Connection, metadata: MetaData, tables: set[str]) -> Iterator[Drift]:
-    def ours(name: str | None, type_: str, _: Any) -> bool:
-        return type_ != "table" or name in tables
-
-    options = {"include_name": ours, "compare_type": True, "compare_server_default": False}
-    context = MigrationContext.configure(connection, opts=options)
-    with _quiet():
-        differences = compare_metadata(context, metadata)
-    for difference in differences:
-        for step in difference if isinstance(difference, list) else [difference]:
-            drift = _translate(step, connection)
-            if drift is not None and drift.table in tables:
-                yield drift
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Alembic from reporting what it detects: this may run in a migration of the application's own."""
-    logger = logging.getLogger("alembic.autogenerate")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+def _keys_and_engine(table: str, found: TableFacts, expected: TableFacts) -> Iterator[Drift]:
+    for name, index in expected.indexes.items():
+        if found.indexes.get(name) != index:
+            unique, columns = index
+            yield Drift(DriftKind.MISSING_INDEX, table, name, f"on ({', '.join(columns)})", matters=unique)
+    for name, index in found.indexes.items():
+        unique, columns = index
+        if unique and expected.indexes.get(name) != index:
+            yield Drift(DriftKind.EXTRA_UNIQUE, table, name, f"on ({', '.join(columns)})")
+    if found.key != expected.key:
+        detail = f"found ({', '.join(found.key) or 'none'}), expected ({', '.join(expected.key)})"
+        yield Drift(DriftKind.PRIMARY_KEY, table, detail=detail)
+    if found.engine != expected.engine:
+        # Such as MyISAM, which has no transactions.
+        yield Drift(
+            DriftKind.ENGINE, table, detail=f"found {found.engine or 'unknown'}, expected {expected.engine}"
+        )
 
 
-def _translate(step: tuple[Any, ...], connection: Connection) -> Drift | None:
-    """One of Alembic's difference tuples as a Drift; None for a harmless one or one found by `_other_differences`."""
-
-    def sql(type_: Any) -> str:
-        return str(type_.compile(dialect=connection.dialect))
-
-    match step:
-        case ("add_column", _, table, column):
-            return Drift(DriftKind.MISSING_COLUMN, table, column.name, f"expected {sql(column.type)}")
-        case ("remove_column", _, table, column):
-            detail = f"found {sql(column.type)}"
-            must = not column.nullable and column.server_default is None
-            return Drift(DriftKind.EXTRA_COLUMN, table, column.name, detail, matters=must)
-        case ("modify_type", _, table, column, _, found, expected):
-            detail = f"found {sql(found)}, expected {sql(expected)}"
-            return Drift(DriftKind.TYPE, table, column, detail, matters=not _is_wider(found, expected))
-        case ("modify_nullable", _, table, column, _, _, nullable):
-            found, expected = ("NOT NULL", "NULL") if nullable else ("NULL", "NOT NULL")
-            detail = f"found {found}, expected {expected}"
-            return Drift(DriftKind.NULLABLE, table, column, detail, matters=nullable)
-        case ("add_index", index):
-            return Drift(
-                DriftKind.MISSING_INDEX, index.table.name, index.name, _on(index), matters=bool(index.unique)
-            )
-        case ("remove_index", index) if index.unique:
-            return Drift(DriftKind.EXTRA_UNIQUE, index.table.name, index.name, _on(index))
-        case ("remove_constraint", UniqueConstraint() as unique):
-            return Drift(DriftKind.EXTRA_UNIQUE, unique.table.name, str(unique.name or ""), _on(unique))
-    return None
-
-
-def _is_wider(found: Any, expected: Any) -> bool:
+def _is_wider(found: str, expected: str) -> bool:
     """Whether a column of this type takes, and returns unchanged, whatever one of the expected type takes."""
-    if isinstance(found, BigInteger):
-        return isinstance(expected, Integer)
-    return (
-        isinstance(found, String)
-        and isinstance(expected, String)
-        and found.length is not None
-        and expected.length is not None
-        and found.length > expected.length
-    )
-
-
-def _other_differences(connection: Connection, inspector: Inspector, table: Table) -> Iterator[Drift]:
-    """The differences that Alembic does not find: the primary key, and on MySQL an engine without transactions."""
-    found = inspector.get_pk_constraint(table.name)["constrained_columns"]
-    expected = [column.name for column in table.primary_key.columns]
-    if found != expected:
-        detail = f"found ({', '.join(found) or 'none'}), expected ({', '.join(expected)})"
-        yield Drift(DriftKind.PRIMARY_KEY, table.name, detail=detail)
-    dialect = connection.dialect.name
-    if dialect in ("mysql", "mariadb"):
-        options: dict[str, Any] = dict(inspector.get_table_options(table.name))
-        engine = str(options.get(f"{dialect}_engine", "unknown"))
-        if engine.lower() != "innodb":
-            yield Drift(DriftKind.ENGINE, table.name, detail=f"found {engine}, expected InnoDB")
-
-
-def _on(index: Index | UniqueConstraint) -> str:
-    return f"on ({', '.join(column.name for column in index.columns)})"
+    if found in _INTEGERS and expected in _INTEGERS:
+        return _INTEGERS.index(found) > _INTEGERS.index(expected)
+    longer, shorter = _VARCHAR.match(found), _VARCHAR.match(expected)
+    return longer is not None and shorter is not None and int(longer[1]) > int(shorter[1])

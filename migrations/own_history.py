@@ -10,6 +10,7 @@ from alembic.operations import Operations
 from sqlalchemy import MetaData
 
 from idempotent.migrations.drift import refuse_foreign
+from idempotent.migrations.tables import Catalogue, refuse_elsewhere
 from idempotent.migrations.versions import r0001_create_tables as initial
 from idempotent.schema import (
     DEFAULT_TABLE,
@@ -31,7 +32,7 @@ def create_dedup_table(*, table: str = DEFAULT_TABLE) -> None:
     tables that are equal are kept.
 
     Raises:
-        SchemaError: another table has one of the names. Nothing was changed.
+        SchemaError: another table has one of the names, or PostgreSQL finds one in another schema. Nothing was changed.
         ConfigurationError: the table name is invalid.
     """
     _create(table, initial.define_keys)
@@ -41,6 +42,7 @@ def drop_dedup_table(*, table: str = DEFAULT_TABLE) -> None:
     """Drop the tables of checkers with all their keys; call it in ``downgrade()`` of your own migration.
 
     Raises:
+        SchemaError: PostgreSQL finds one of them in another schema. Nothing was changed.
         ConfigurationError: the table name is invalid.
     """
     _drop(table, initial.define_keys)
@@ -53,7 +55,7 @@ def create_run_tables(*, table: str = DEFAULT_TABLE) -> None:
     equal are kept.
 
     Raises:
-        SchemaError: another table has one of the names. Nothing was changed.
+        SchemaError: another table has one of the names, or PostgreSQL finds one in another schema. Nothing was changed.
         ConfigurationError: the table name is invalid.
     """
     _create(table, initial.define_runs)
@@ -63,6 +65,7 @@ def drop_run_tables(*, table: str = DEFAULT_TABLE) -> None:
     """Drop the tables of the run ledger with all their claims; call it in ``downgrade()`` of your own migration.
 
     Raises:
+        SchemaError: PostgreSQL finds one of them in another schema. Nothing was changed.
         ConfigurationError: the table name is invalid.
     """
     _drop(table, initial.define_runs)
@@ -75,7 +78,7 @@ def create_outbox_tables(*, table: str = DEFAULT_TABLE) -> None:
     are equal are kept.
 
     Raises:
-        SchemaError: another table has one of the names. Nothing was changed.
+        SchemaError: another table has one of the names, or PostgreSQL finds one in another schema. Nothing was changed.
         ConfigurationError: the table name is invalid.
     """
     _create(table, initial.define_outbox)
@@ -85,6 +88,7 @@ def drop_outbox_tables(*, table: str = DEFAULT_TABLE) -> None:
     """Drop the tables of the outbox with all messages; call it in ``downgrade()`` of your own migration.
 
     Raises:
+        SchemaError: PostgreSQL finds one of them in another schema. Nothing was changed.
         ConfigurationError: the table name is invalid.
     """
     _drop(table, initial.define_outbox)
@@ -122,9 +126,13 @@ def _create(table: str, part: initial.Part) -> None:
     validate_table_name(table)
     context = op.get_context()
     refuse_foreign(context, initial.tables(table, part))
-    initial.upgrade(Operations(context), table, part)
+    find = {} if context.as_sql else {"find": Catalogue(op.get_bind()).find}
+    initial.upgrade(Operations(context), table, part, **find)
 
 
 def _drop(table: str, part: initial.Part) -> None:
     validate_table_name(table)
-    initial.downgrade(Operations(op.get_context()), table, part)
+    context = op.get_context()
+    if not context.as_sql:
+        refuse_elsewhere(op.get_bind(), [*initial.tables(table, part).tables])
+    initial.downgrade(Operations(context), table, part)

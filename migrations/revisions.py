@@ -27,9 +27,10 @@ def options(table: str) -> dict[str, Any]:
     return {"version_table": version_name(table)}
 
 
-def recorded(connection: Connection, table: str) -> str | None:
-    """The revision that is recorded in the store; None: none is."""
-    return MigrationContext.configure(connection, opts=options(table)).get_current_revision()
+def recorded(connection: Connection, table: str, schema: str | None = None) -> str | None:
+    """The revision that is recorded in the store; None: none is. `schema`: see `Catalogue`."""
+    where = {**options(table), "version_table_schema": schema}
+    return MigrationContext.configure(connection, opts=where).get_current_revision()
 
 
 def is_newer(revision: str | None) -> bool:

@@ -8,13 +8,18 @@ from typing import Any, Final
 
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, MetaData, Table, inspect
+from sqlalchemy import Connection, MetaData, Table
 
 from idempotent.errors import ConfigurationError, SchemaError
 from idempotent.logs import EventLog
-from idempotent.migrations.drift import refuse_foreign, refuse_incomplete, refuse_lacking
+from idempotent.migrations.drift import (
+    refuse_foreign,
+    refuse_incomplete,
+    refuse_lacking,
+)
 from idempotent.migrations.revisions import is_newer, known, options, recorded, scripts
 from idempotent.migrations.store import Target, bridged, connect, exclusive
+from idempotent.migrations.tables import Catalogue, home_of
 from idempotent.migrations.versions import r0001_create_tables as initial
 from idempotent.schema import DEFAULT_TABLE, validate_table_name, version_name
 
@@ -42,7 +47,8 @@ def upgrade(
 
     Raises:
         SchemaError: another table has that name (QMQ's own, for instance), a table or column of a recorded revision is
-            missing, or a newer version of this library has removed what this one needs. Nothing was changed.
+            missing, a newer version of this library has removed what this one needs, or PostgreSQL finds tables in
+            another schema than that in which it would make them. Nothing was changed.
         ConfigurationError: the table name or the revision is invalid, or the database is not supported.
         StoreBusyError: another migration did not end within LOCK_TIMEOUT_S.
         SQLAlchemyError: the database failed or is unreachable.
@@ -68,7 +74,8 @@ def downgrade(target: Target, *, table: str = DEFAULT_TABLE, revision: str = BAS
     Tables without a recorded revision (an application's own history created them) are left unchanged.
 
     Raises:
-        SchemaError: a newer version of this library created the tables. Nothing was changed.
+        SchemaError: a newer version of this library created the tables, or PostgreSQL finds them in another schema than
+            that in which it would make them. Nothing was changed.
         ConfigurationError: the table name or the revision is invalid, or the database is not supported.
         StoreBusyError: another migration did not end within LOCK_TIMEOUT_S.
         SQLAlchemyError: the database failed or is unreachable.
@@ -101,24 +108,26 @@ def current(target: Target, *, table: str = DEFAULT_TABLE) -> str | None:
     """
     validate_table_name(table)
     with connect(target) as connection:
-        return recorded(connection, table)
+        return recorded(connection, table, home_of(connection, table))
 
 
 def run(context: MigrationContext, table: str, *, create_missing: bool = False) -> None:
     """Run the steps of `context`, after checking the tables that exist, or should."""
     operations = Operations(context)
+    found: dict[str, Any] = {}
     if not context.as_sql:
         tables = initial.tables(table)
         if not context.get_current_heads():
             refuse_foreign(context, tables)
         else:
             if create_missing:
-                existing = inspect(operations.get_bind()).get_table_names()
+                catalogue = Catalogue(operations.get_bind())
                 for name, definition in tables.tables.items():
-                    if name not in existing:
+                    if catalogue.find(name) is None:
                         initial.create(operations, definition)
             refuse_incomplete(context, tables, table)
-    context.run_migrations(op=operations, table=table)
+        found = {"find": Catalogue(operations.get_bind()).find}
+    context.run_migrations(op=operations, table=table, **found)
 
 
 def _context(connection: Connection, table: str, steps: Callable[[Any], Any]) -> MigrationContext:

@@ -11,6 +11,9 @@ from sqlalchemy import Connection, Engine, NullPool, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from idempotent.errors import ConfigurationError, StoreBusyError
+from idempotent.migrations.tables import refuse_elsewhere
+from idempotent.migrations.versions import r0001_create_tables as initial
+from idempotent.schema import version_name
 from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.detached import beside_pool
 from idempotent.stores.sql.engines import AnyEngine, is_async, new_engine
@@ -62,13 +65,14 @@ def connect(target: Target) -> Iterator[Connection]:
         if dialect == "postgresql":
             # A snapshot taken before waiting for the lock would hide the changes of the previous owner of the lock.
             connection.execution_options(isolation_level="READ COMMITTED")
+            # SQLAlchemy does not recognise a type in quotes.
+            connection.exec_driver_sql("SET quote_all_identifiers = off")
+            connection.commit()
         elif dialect != "sqlite":
-            # SQLAlchemy reads SHOW CREATE TABLE, with the quotes that it found when the engine connected first.
+            # SQLAlchemy writes the quotes that it found when the engine connected first.
             ansi = connection.dialect.identifier_preparer.initial_quote == '"'
             mode = "STRICT_TRANS_TABLES" + (",ANSI_QUOTES" if ansi else "")
-            connection.exec_driver_sql(
-                f"SET SESSION completion_type=NO_CHAIN, sql_quote_show_create=1, sql_mode='{mode}'"
-            )
+            connection.exec_driver_sql(f"SET SESSION completion_type=NO_CHAIN, sql_mode='{mode}'")
             connection.rollback()
         yield connection
 
@@ -91,6 +95,7 @@ def exclusive(target: Target, table: str) -> Iterator[Connection]:
 
     Raises:
         ConfigurationError: the database is not supported, or takes no changes of rows in this isolation level.
+        SchemaError: see `refuse_elsewhere`.
         StoreBusyError: another migration held the lock for longer than LOCK_TIMEOUT_S.
     """
     with connect(target) as connection:
@@ -102,6 +107,7 @@ def exclusive(target: Target, table: str) -> Iterator[Connection]:
             with connection.begin():
                 if connection.dialect.name == "postgresql":
                     _lock_postgresql(connection, table)
+                    refuse_elsewhere(connection, [*initial.tables(table).tables, version_name(table)])
                 else:
                     _lock_sqlite(connection, table)
                 yield connection

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import sqlalchemy as sa
 from alembic.operations import Operations
@@ -19,6 +19,9 @@ _FILLFACTOR: Final = "fillfactor"
 
 Part: TypeAlias = Callable[[sa.MetaData, str], None]
 """Defines the tables of one part, given the name of the key table."""
+
+Find: TypeAlias = Callable[[str], Any]
+"""Finds a table that is there already, with its `indexes` by name."""
 
 
 def define_keys(metadata: sa.MetaData, table: str) -> None:
@@ -162,18 +165,16 @@ def tables(table: str, *parts: Part) -> sa.MetaData:
     return metadata
 
 
-def upgrade(op: Operations, table: str, *parts: Part) -> None:
+def upgrade(op: Operations, table: str, *parts: Part, find: Find = lambda _: None) -> None:
     """Create the missing tables and indexes: an earlier run may have been killed between any two statements."""
-    context = op.get_context()
-    inspector = None if context.as_sql else sa.inspect(op.get_bind())
     for name, definition in tables(table, *parts).tables.items():
-        if inspector is not None and name in inspector.get_table_names():
-            present = {index["name"] for index in inspector.get_indexes(name)}
-            for index in definition.indexes:
-                if index.name not in present:
-                    op.execute(sa.schema.CreateIndex(index))
-        else:
+        found = find(name)
+        if found is None:
             create(op, definition)
+            continue
+        for index in definition.indexes:
+            if index.name not in found.indexes:
+                op.execute(sa.schema.CreateIndex(index))
 
 
 def create(op: Operations, definition: sa.Table) -> None:
@@ -185,8 +186,8 @@ def create(op: Operations, definition: sa.Table) -> None:
         op.execute(sa.text(f"ALTER TABLE {quoted} SET (fillfactor = {definition.info[_FILLFACTOR]})"))
 
 
-def downgrade(op: Operations, table: str, *parts: Part) -> None:
-    """Drop the tables."""
+def downgrade(op: Operations, table: str, *parts: Part, **_: object) -> None:
+    """Drop the tables. Alembic gives both functions the same arguments."""
     for definition in tables(table, *parts).tables.values():
         op.execute(sa.schema.DropTable(definition, if_exists=True))
 

@@ -171,6 +171,29 @@ def test_no_primary_key(url, engine, table):
     assert str(drift) == f"{table}: primary key: found (none), expected (key_hash)"
 
 
+def test_a_primary_key_on_the_beginning_of_a_column(mysql_url):
+    engine = create_engine(mysql_url)
+    with scratch(engine) as table:
+        upgrade(mysql_url, table=table)
+        with engine.begin() as connection:
+            connection.execute(text(f"ALTER TABLE {table} DROP PRIMARY KEY, ADD PRIMARY KEY (key_hash(10))"))
+        (drift,) = check(mysql_url, table=table)
+        assert str(drift) == f"{table}: primary key: found (key_hash(10)), expected (key_hash)"
+
+
+@pytest.mark.parametrize("suffix", ["_outbox", "_outbox_delayed"])
+def test_an_outbox_that_no_longer_numbers_its_rows(url, engine, table, suffix):
+    if engine.dialect.name == "sqlite":
+        pytest.skip("an INTEGER PRIMARY KEY of SQLite is always numbered")
+    upgrade(url, table=table)
+    name = table + suffix
+    change = "MODIFY id BIGINT NOT NULL" if engine.dialect.name == "mysql" else "ALTER id DROP DEFAULT"
+    with engine.begin() as connection:
+        connection.execute(text(f"ALTER TABLE {name} {change}"))
+    (drift,) = check(url, table=table)
+    assert str(drift) == f"{name}.id: type: found BIGINT, expected BIGINT, numbered by the database"
+
+
 def test_a_unique_constraint_that_would_refuse_good_keys(url, engine, table):
     make(engine, table, extra=[UniqueConstraint("fence", name=f"uq_{table}")])
     (drift,) = check(url, table=table)

@@ -219,9 +219,11 @@ def _tables(store: SqlStore) -> Iterator[Finding]:
                 hint = f"type: {create}; if it was lost, restore it from a backup instead"
             case DriftKind.UNSEEN_TABLE:
                 hint = f"if it is not there for an administrator either, type: {create}"
+            case DriftKind.OTHER_SCHEMA:
+                hint = "docs/databases.md says in which schema tables are looked for"
             case _:
                 hint = "docs/migrations.md says how each table has to look"
-        gone = drift.kind in (DriftKind.MISSING_TABLE, DriftKind.UNSEEN_TABLE)
+        gone = drift.kind in (DriftKind.MISSING_TABLE, DriftKind.UNSEEN_TABLE, DriftKind.OTHER_SCHEMA)
         yield Finding(Level.ERROR, str(drift), hint, final=gone and drift.table in needed)
 
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final
+from urllib.parse import quote
 
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
@@ -322,6 +323,13 @@ def _missing_table(text: str) -> tuple[str | None, str | None]:
     """The table that a database's error says is missing, and its schema."""
     found = _MISSING_TABLE.search(text)
     return (found[found.lastindex or 0], found["schema"] or found["database"]) if found else (None, None)
+
+
+def option_for(schema: str) -> str:
+    """What a URL of PostgreSQL needs for sessions that look into this schema only."""
+    name = schema if schema.isidentifier() else '"{}"'.format(schema.replace('"', '""'))
+    escaped = name.replace(" ", "\\ ")  # options are separated by blanks
+    return f"?options=-csearch_path%3D{quote(escaped)}"
 
 
 def to_create(engine: Engine, table: str, schema: str | None = None) -> str:
