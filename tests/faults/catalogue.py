@@ -239,7 +239,7 @@ FAULTS: Final = (
     ),
     Fault(
         "doctor: a database that keeps idle transactions is called healthy",
-        "idempotent/checkers/sql/checker.py",
+        "idempotent/checkers/sql/findings.py",
         "if limit_s < _PROBED_AFTER_S:",
         "if True:",
         "tests/cli/test_doctor.py -k keeps_the_transaction",

@@ -20,8 +20,9 @@ from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChec
 from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.checkers.side_calls import OnCancel, ended
 from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions, synchronous
-from idempotent.checkers.sql.checker import SqlChecker, sql_findings
+from idempotent.checkers.sql.checker import SqlChecker
 from idempotent.checkers.sql.failures import FailedAttempt
+from idempotent.checkers.sql.findings import sql_findings
 from idempotent.checkers.sql.handler_transaction import HandlerTransaction, State
 from idempotent.checkers.sql.runs import RETRY_S, Runs
 from idempotent.checkers.sql.sessions import Sessions

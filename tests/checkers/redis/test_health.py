@@ -8,7 +8,7 @@ import redis
 
 from idempotent.admin import Level
 from idempotent.checkers import MemoryChecker, RedisChecker
-from idempotent.checkers.redis.checker import _version, redis_findings
+from idempotent.checkers.redis.findings import _version, redis_findings
 from idempotent.errors import ConfigurationError, StoreUnavailableError
 from tests.support.services.redis import PASSWORD
 
