@@ -92,6 +92,8 @@ def answered(binding: Binding, message: Message, request: ClaimRequest, decision
             rest_s, reason = decision.retry_after_s, decision.reason
             if decision.held:
                 reason = f"an earlier delivery failed, and its backoff ends in {rest_s:.1f} s"
+                # A backoff that began before the store's clock went back ends later than any could.
+                rest_s = min(rest_s, binding.options.backoff.maximum_s)
             if decision.held and rest_s > _LONGEST_HOLD_S:
                 return Result(Outcome.IN_PROGRESS, retry_after_s=rest_s, delayed=True, reason=reason)
             wait_s = min(max(rest_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Lapsed, Verdict, new_owner
 from idempotent.errors import (
@@ -68,7 +68,12 @@ def process_one(binding: Binding, message: Message, request: ClaimRequest | None
 
 
 def _process(
-    binding: Binding, message: Message, request: ClaimRequest, *, tries: int = _TRANSACTION_TRIES
+    binding: Binding,
+    message: Message,
+    request: ClaimRequest,
+    *,
+    tries: int = _TRANSACTION_TRIES,
+    answer: _Answer | None = None,
 ) -> Life[Result]:
     """Claim a key, run the handler, and record the result. If the database undid the transaction, try again.
 
@@ -80,6 +85,7 @@ def _process(
         message: the message.
         request: the request for its key.
         tries: how many transactions may be tried.
+        answer: what the consumer said of the process that died.
     """
     try:
         decision: Decision = yield CLAIM, binding.lone.claim, (request,)
@@ -90,7 +96,7 @@ def _process(
         return (yield from _refused(binding, message, request, decision))
     try:
         if decision.deaths or binding.observers.watch_claims:
-            result = yield from _Run(binding, message, request, claim).begin(decision)
+            result = yield from _Run(binding, message, request, claim).begin(decision, answer)
             if result is not None:
                 return result
         try:
@@ -154,7 +160,7 @@ def _process_after_death(
     request = binding.requests.after_a_death(request)
     # What a handler itself gives to a consumer is part of its run, which may have the turn.
     if deaths < SUSPECT_DEATHS or inside_handler():
-        return (yield from _process(binding, message, request))
+        return (yield from _take_over(binding, message, request, deaths))
     turn = turns.take(binding, message)
     if turn is None:
         if (long := turns.long_one()) is not None:
@@ -163,9 +169,39 @@ def _process_after_death(
         reason = f"its process died {deaths} times while it ran, and it waits for its turn"
         return Result(Outcome.IN_PROGRESS, retry_after_s=TURN_RETRY_S, reason=reason)
     try:
-        return (yield from _process(binding, message, request))
+        return (yield from _take_over(binding, message, request, deaths))
     finally:
         turn.end()
+
+
+def _take_over(binding: Binding, message: Message, request: ClaimRequest, deaths: int) -> Life[Result]:
+    """Process a message whose process died. A consumer that wants to be asked is asked first.
+
+    Nothing is claimed meanwhile: a question that has no answer is no run, and adds no death.
+    """
+    ask = binding.options.on_expired_lease
+    if not callable(ask):
+        return (yield from _process(binding, message, request))
+    try:
+        happened = _effect_happened((yield RUN, binding.calls.ask, (ask, request.key)))
+    except Exception as error:
+        return _not_resolved(binding, message, error)
+    log.warning("expired_lease_answered", extra={**binding.about(message), "happened": happened})
+    return (yield from _process(binding, message, request, answer=_Answer(deaths, happened)))
+
+
+def _not_resolved(binding: Binding, message: Message, error: Exception) -> Result:
+    about = binding.about(message)
+    log.warning("expired_lease_not_resolved", extra={**about, "error": described(error)})
+    wait_s = binding.checker.lease_s or STORE_RETRY_S
+    return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=wait_s)
+
+
+class _Answer(NamedTuple):
+    """What a consumer said of a lapsed claim, and after how many deaths."""
+
+    deaths: int
+    happened: bool
 
 
 class _Run:
@@ -186,8 +222,8 @@ class _Run:
         self.request = request
         self.claim = claim
 
-    def begin(self, decision: Decision) -> Life[Result | None]:
-        """Show the claim to observers. Of a message whose process died: ask about its effect, and bound its deaths.
+    def begin(self, decision: Decision, answer: _Answer | None) -> Life[Result | None]:
+        """Show the claim to observers. Of a message whose process died: look at the answer, and bound its deaths.
 
         Returns the result, if the handler is not to run.
         """
@@ -200,7 +236,7 @@ class _Run:
             binding.observers.count(binding.name, Event.LEASE_TAKEN_OVER)
         most = binding.options.max_deaths
         log.warning("process_died", extra={**self._about(), "deaths": claim.deaths, "max_deaths": most})
-        result = (yield from self._ask_consumer()) if callable(binding.options.on_expired_lease) else None
+        result = None if answer is None else (yield from self._obey(answer))
         if result is None and claim.deaths >= most:
             return (yield from self._bury())
         return result
@@ -217,25 +253,20 @@ class _Run:
         decision = Decision(Verdict.DEAD, reason=reason)
         return (yield from refused(binding, self.message, self.request, decision))
 
-    def _ask_consumer(self) -> Life[Result | None]:
-        """Ask the consumer whether the effect of a lapsed claim happened; None: it did not, so the handler must run."""
+    def _obey(self, answer: _Answer) -> Life[Result | None]:
+        """Complete the key whose effect happened; None: it did not, so the handler must run."""
         binding, claim = self.binding, self.claim
-        ask = binding.options.on_expired_lease
-        assert callable(ask)
+        if answer.deaths != claim.deaths:
+            # Another process took the key over after the question, and died: its effect may have happened.
+            yield STORE, binding.protocol.abandon, (claim,)
+            return Result(Outcome.IN_PROGRESS, retry_after_s=binding.checker.lease_s or STORE_RETRY_S)
+        if not answer.happened:
+            return None
         try:
-            happened = _effect_happened((yield RUN, binding.calls.ask, (ask, claim.key)))
-            log.warning("expired_lease_answered", extra={**self._about(), "happened": happened})
-            if not happened:
-                return None
             yield COMPLETE, binding.lone.complete, (claim,)
         except Exception as error:
-            log.warning(
-                "expired_lease_not_resolved",
-                extra={**self._about(), "error": described(error)},
-            )
-            wait_s = binding.checker.lease_s or STORE_RETRY_S
             yield STORE, binding.protocol.abandon, (claim,)
-            return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=wait_s)
+            return _not_resolved(binding, self.message, error)
         return Result(Outcome.DUPLICATE)
 
     def _about(self) -> dict[str, object]:

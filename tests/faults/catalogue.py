@@ -629,9 +629,37 @@ FAULTS: Final = (
     Fault(
         "the deaths of a message that another delivery holds are forgotten",
         "idempotent/checkers/sql/runs.py",
-        "if died and (decision is None or",
-        "if False and (decision is None or",
+        "if decision is None or decision.verdict is Verdict.IN_PROGRESS:\n                undone",
+        "if False:\n                undone",
         "tests/checkers/sql/test_redelivered.py -k 'keeps_its_deaths and postgres'",
+    ),
+    Fault(
+        "a message that another process holds is waited for with its start noted",
+        "idempotent/checkers/sql/transactional.py",
+        "waits = not request.redelivered or self.store.has_one_writer",
+        "waits = True",
+        "tests/checkers/sql/test_redelivered.py -k 'without_a_start and postgres'",
+    ),
+    Fault(
+        "a note whose answer was lost is read as a death when it is tried again",
+        "idempotent/checkers/sql/failures.py",
+        "for key in part if key.hash not in deaths}",
+        "for key in part}",
+        "tests/guarantees/crash/test_lost_answers.py -k 'forgets_no_death and postgres'",
+    ),
+    Fault(
+        "what a consumer answered about a lapsed claim counts for a later death too",
+        _PROCESSING,
+        "        if answer.deaths != claim.deaths:",
+        "        if False:",
+        "tests/testing/test_abandoned.py -k out_of_date",
+    ),
+    Fault(
+        "a backoff from before the clock of the store went back is waited for",
+        "idempotent/processing/results.py",
+        "rest_s = min(rest_s, binding.options.backoff.maximum_s)",
+        "pass",
+        "tests/guarantees/test_backoff.py -k went_back",
     ),
     Fault(
         "a copy of what runs here waits for it",
@@ -1951,7 +1979,7 @@ FAULTS: Final = (
     Fault(
         "the answer about a lapsed lease is not logged",
         _PROCESSING,
-        """            log.warning("expired_lease_answered", extra={**self._about(), "happened": happened})\n""",
+        """    log.warning("expired_lease_answered", extra={**binding.about(message), "happened": happened})\n""",
         "",
         "tests/guarantees/test_nothing_gets_lost.py -k the_log_says",
     ),

@@ -121,6 +121,18 @@ def test_the_store_and_the_broker_wait_equally_long_however_the_backoff_is_short
         assert len({round(share, 6) for share in shares}) > len(shares) / 2
 
 
+@pytest.mark.parametrize(("kind", "guarantee"), PLACES)
+def test_a_message_is_not_sent_away_for_as_long_as_the_clock_of_the_store_went_back(kind, guarantee, request):
+    """Else it would wait in the broker when the clock is right again, where nobody looks for it."""
+    for store in open_store(kind, request, reuse=True):
+        outage = Outage(store, getattr(store, guarantee)())
+        assert outage.ship.process(received("a")).outcome is Outcome.FAILED
+        store.age(-86400.0)
+        waiting = outage.ship.process(received("a"))
+        assert (waiting.outcome, waiting.retry_after_s) == (Outcome.IN_PROGRESS, BACKOFF.maximum_s)
+        assert outage.ran == ["a"]
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_who_calls_with_a_message_of_his_own_tries_again_when_he_likes(kind, request):
     for store in open_store(kind, request, reuse=True):

@@ -135,7 +135,7 @@ def test_the_log_says_what_the_consumer_answered_about_a_lapsed_lease(answer, ki
         consumer.process(message())
     else:
         asyncio.run(consumer.process(message()))
-    assert events(caplog) == ["process_died", "expired_lease_answered"]
+    assert events(caplog) == ["expired_lease_answered", "process_died"]
     (answered,) = logged(caplog, "expired_lease_answered")
     assert (answered.key, answered.happened) == (str(ORDERS.key("1")), answer)
 

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from idempotent import Message, Outcome, Registry
+from idempotent import Message, Outcome, Registry, current_claim
 from idempotent.checkers import MemoryChecker, SqlChecker, TransactionalSqlChecker
+from idempotent.claims import ClaimRequest, Lapsed
 from idempotent.errors import ConfigurationError, MissingKeyError
 from idempotent.testing import abandon_claim
 
@@ -59,6 +60,56 @@ def test_the_consumer_is_asked_about_what_was_abandoned(store, consumer_over, ra
     assert consumer.process(order()).outcome is outcome
     assert asked == [claim.key]
     assert len(ran) == (not happened)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(("happened", "outcome"), [(True, Outcome.DUPLICATE), (False, Outcome.PROCESSED)])
+def test_a_question_without_an_answer_is_no_death(store, ran, together, happened, outcome, caplog):
+    """The other side may be away for longer than five leases."""
+    answers = [ConnectionError()] * 6
+    deaths = []
+
+    def ask(_):
+        if answers:
+            raise answers.pop()
+        return happened
+
+    @Registry().consumer("orders", checker=store.leased(lease_s=LEASE_S), on_expired_lease=ask)
+    def handle(message):
+        deaths.append(current_claim().deaths)
+
+    def deliver():
+        messages = [order(), order("2")] if together else [order()]
+        return handle.process_many(messages)[0] if together else handle.process(messages[0])
+
+    abandon_claim(handle, order())
+    for _ in range(6):
+        store.age(LEASE_S * 1.1)
+        result = deliver()
+        assert (result.outcome, result.retry_after_s) == (Outcome.UNAVAILABLE, LEASE_S)
+    assert "process_died" not in caplog.text
+    deaths.clear()
+    store.age(LEASE_S * 1.1)
+    assert deliver().outcome is outcome
+    assert deaths == ([] if happened else [1])
+
+
+def test_what_a_consumer_answered_is_out_of_date_when_another_process_died_after_it(store, ran):
+    """That process may have had the effect."""
+    consumer = None
+
+    def ask(_):
+        request = ClaimRequest(consumer.key_of("1"), on_lapsed=Lapsed.TAKE_OVER)
+        checker.protocol.abandon(checker.protocol.claim(request).claim)
+        store.age(LEASE_S * 1.1)
+        return False
+
+    checker = store.leased(lease_s=LEASE_S)
+    consumer = Registry().consumer("orders", checker=checker, on_expired_lease=ask)(ran.append)
+    abandon_claim(consumer, order())
+    store.age(LEASE_S * 1.1)
+    assert consumer.process(order()).outcome is Outcome.IN_PROGRESS
+    assert ran == []
 
 
 def test_a_message_is_dead_after_its_deaths(store, consumer_over, ran):

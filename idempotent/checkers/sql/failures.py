@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,7 +68,8 @@ class FailureTable:
         self._start = f"(?, ?, ?, {{starts}}, {now}, {now} + {retention_us})"
         self._start_again = dialect.if_stored(f"attempts = {{starts}}, {changes}")
         self._end_starts = f"DELETE FROM {name} WHERE key_hash IN "
-        self._undo_start = text(f"UPDATE {name} SET attempts = ? WHERE key_hash = ? AND attempts = ?")
+        self._undo_first = f"DELETE FROM {name} WHERE attempts = 1 AND key_hash IN "
+        self._undo_starts = f"UPDATE {name} SET attempts = {{0}} WHERE attempts = {{1}} AND key_hash IN "
         self._counts = f"SELECT key_hash, attempts FROM {name} WHERE key_hash IN "
         self._last = text(f"SELECT attempts, update_at FROM {name} WHERE key_hash = ?")
         self._reason = text(f"SELECT {dialect.in_utf8('last_error')} FROM {name} WHERE key_hash = ?")
@@ -87,32 +88,36 @@ class FailureTable:
         failed.attempts = self.attempts(connection, failed.claim.key)
 
     def note_starts(
-        self, connection: DriverConnection, keys: Sequence[Key], *, unless_died: Collection[bytes]
-    ) -> dict[bytes, int]:
+        self,
+        connection: DriverConnection,
+        keys: Sequence[Key],
+        *,
+        deaths: dict[bytes, int],
+        unless_died: Collection[bytes],
+    ) -> None:
         """Note that runs of these keys start: each key has a row with the number of starts since the last end.
 
         Args:
             connection: a driver connection in autocommit.
             keys: the keys.
+            deaths: gets the number of earlier starts without an end of each key, by its hash. What stands there was
+                read by a try whose answer was lost: the start that is stored by now may be its own.
             unless_died: the hashes of keys whose start is not noted if an earlier one had no end.
-
-        Returns the numbers of earlier starts without an end, by the hash of the key; a key without one is left out.
         """
-        deaths: dict[bytes, int] = {}
         in_order = sorted(keys, key=lambda key: key.hash)
         for first in range(0, len(in_order), MAX_ROWS):
-            part = {noted(key).hash: key for key in in_order[first : first + MAX_ROWS]}
-            rows = query(connection, *self._of(self._counts, list(part)), many=len(part) > 1)
-            found = {part[bytes(hashed)].hash: int(starts) for hashed, starts in rows}
-            deaths |= found
+            part = in_order[first : first + MAX_ROWS]
+            new = {noted(key).hash: key.hash for key in part if key.hash not in deaths}
+            if new:
+                rows = query(connection, *self._of(self._counts, list(new)), many=len(new) > 1)
+                found = {new[bytes(hashed)]: int(starts) for hashed, starts in rows}
+                deaths |= {hashed: found.get(hashed, 0) for hashed in new.values()}
             again: dict[int, list[Key]] = {}
-            for key in part.values():
-                if key.hash not in found or key.hash not in unless_died:
-                    again.setdefault(found.get(key.hash, 0), []).append(key)
+            for key in part:
+                if not deaths[key.hash] or key.hash not in unless_died:
+                    again.setdefault(deaths[key.hash], []).append(key)
             for starts, some in again.items():
-                # Not one more than is stored: a statement is repeated if its answer was lost.
                 self._note(connection, some, starts + 1)
-        return deaths
 
     def _note(self, connection: DriverConnection, keys: Sequence[Key], starts: int) -> None:
         params: list[Any] = []
@@ -128,9 +133,16 @@ class FailureTable:
         for first in range(0, len(hashes), MAX_ROWS):
             execute(connection, *self._of(self._end_starts, hashes[first : first + MAX_ROWS]), many=True)
 
-    def undo_start(self, connection: DriverConnection, key: Key, deaths: int) -> None:
-        """Forget one start, before which there were so many without an end: another delivery has the key."""
-        execute(connection, self._undo_start, (deaths, noted(key).hash, deaths + 1))
+    def undo_starts(self, connection: DriverConnection, deaths: Mapping[Key, int]) -> None:
+        """Forget one start of each of these keys, before which there were so many without an end."""
+        before: dict[int, list[bytes]] = {}
+        for key, died in deaths.items():
+            before.setdefault(died, []).append(noted(key).hash)
+        for died, hashes in before.items():
+            change = self._undo_starts if died else self._undo_first
+            for first in range(0, len(hashes), MAX_ROWS):
+                part = sorted(hashes[first : first + MAX_ROWS])
+                execute(connection, *self._of(change.format(died, died + 1), part), many=True)
 
     def _of(self, statement: str, hashes: Sequence[bytes]) -> tuple[str, Sequence[bytes]]:
         return self._dialect.markers(f"{statement}({', '.join('?' * len(hashes))})"), hashes

@@ -143,29 +143,33 @@ class Runs:
         """Note that these start. Returns the deaths of those that have died, by hash; `leaving` are not noted then."""
         for key in keys:
             self._protocol.settle(noted(key))  # this process lives: a start of its own is no death
-        note = partial(self._recorder.failures.note_starts, unless_died=leaving)
+        deaths: dict[bytes, int] = {}
+        note = partial(self._recorder.failures.note_starts, deaths=deaths, unless_died=leaving)
         try:
-            return self._store.connections.run(note, keys)
+            self._store.connections.run(note, keys)
         except BaseException as error:
             if not isinstance(error, StoreError) or isinstance(error, StoreUnavailableError):
-                for key in keys:
-                    self._protocol.owe_run_end(noted(key), partial(self._end_all, [key]))
+                for key in keys:  # one whose deaths were not read was not noted
+                    if key.hash in deaths and not (deaths[key.hash] and key.hash in leaving):
+                        self._protocol.owe_run_end(noted(key), partial(self._undo, {key: deaths[key.hash]}))
             raise
+        return {hashed: died for hashed, died in deaths.items() if died}
 
     def _give_back(
         self, keys: Sequence[Key], decisions: Mapping[bytes, Decision], deaths: Mapping[bytes, int]
     ) -> None:
         """Forget the starts of what does not run. Another delivery, which may, keeps the starts before it."""
-        ended = []
+        ended: list[Key] = []
+        undone: dict[Key, int] = {}
         for key in keys:
-            decision, died = decisions.get(key.hash), deaths.get(key.hash)
-            if decision is not None and decision.claim is not None:
-                continue
-            if died and (decision is None or decision.verdict is Verdict.IN_PROGRESS):
-                undo = partial(self._recorder.failures.undo_start, key=key, deaths=died)
-                self._tell({key: partial(self._store.connections.run, undo)})
-            else:
+            decision = decisions.get(key.hash)
+            if decision is None or decision.verdict is Verdict.IN_PROGRESS:
+                undone[key] = deaths.get(key.hash, 0)
+            elif decision.claim is None:
                 ended.append(key)
+        if undone:
+            steps = {key: partial(self._undo, {key: died}) for key, died in undone.items()}
+            self._tell(steps, partial(self._undo, undone))
         self._end_starts(ended)
 
     def _replaces(self, hashed: bytes, run: _Run) -> bool:
@@ -187,17 +191,17 @@ class Runs:
         if keys:
             self._tell({key: partial(self._end_all, [key]) for key in keys}, partial(self._end_all, keys))
 
-    def _tell(
-        self, steps: Mapping[Key, Callable[[], object]], together: Callable[[], object] | None = None
-    ) -> None:
+    def _tell(self, steps: Mapping[Key, Callable[[], object]], together: Callable[[], object]) -> None:
         try:
-            for step in [together] if together else steps.values():
-                step()
+            together()
         except BaseException as error:
             for key, step in steps.items():
                 self._protocol.owe_run_end(noted(key), step)
             if not isinstance(error, Exception):
                 raise
+
+    def _undo(self, deaths: Mapping[Key, int]) -> None:
+        self._store.connections.run(self._recorder.failures.undo_starts, deaths)
 
     def _end_all(self, keys: Sequence[Key]) -> None:
         self._store.connections.run(self._recorder.failures.end_starts, keys)

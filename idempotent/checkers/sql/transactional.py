@@ -142,8 +142,10 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         return sql_findings(self.store)
 
     def _claim(self, request: ClaimRequest) -> Decision:
+        # The start of a redelivered message is noted: who dies while it only waits must leave no death behind.
+        waits = not request.redelivered or self.store.has_one_writer
         try:
-            return self._claim_many([request], self.lock_timeout_s)[0]
+            return self._claim_many([request], self.lock_timeout_s if waits else 0.0)[0]
         except StoreBusyError:
             # Another transaction held the key (on SQLite: any row of the file) for the whole wait, or the server
             # reported several deadlocks in a row.
@@ -295,7 +297,8 @@ class TransactionalSqlChecker(TransactionalBase):
         retention_s: seconds a key is remembered, counted from its claim.
         dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
         lock_timeout_s: seconds a claim waits for another transaction that holds its key, before it answers
-            IN_PROGRESS. On SQLite the file's busy timeout (the engine's `timeout`) applies instead.
+            IN_PROGRESS; a redelivered message does not wait. On SQLite the file's busy timeout (the engine's `timeout`)
+            applies instead.
         savepoints: isolate the handlers of a group from each other (half as fast).
         strict: also detect a transaction that was ended in a way that SQLAlchemy does not see (two more round trips).
 

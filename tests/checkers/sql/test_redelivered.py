@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from idempotent import Message, Outcome, Registry, current_claim
-from idempotent.claims import DIED_ERROR, ClaimRequest, Failure
+from idempotent.claims import DIED_ERROR, ClaimRequest, Failure, Verdict
 from idempotent.errors import DoomedTransactionError, StoreError
 from idempotent.keys import KeySpace
 from idempotent.message import Position
@@ -293,3 +293,19 @@ def test_a_copy_does_not_run_between_the_rollback_of_a_failure_and_its_record(sq
         somebody.rollback()
     first.join(60)
     assert ran == ["1"]
+
+
+def test_a_copy_whose_key_another_process_holds_waits_without_a_start(sql_store):
+    """A process that dies while a copy waits must leave no death: that copy did not run."""
+    if sql_store.kind == "sqlite":
+        pytest.skip("one writer: there the note itself waits for the file")
+    holder = sql_store.transactional().protocol
+    claim = holder.claim(ClaimRequest(KEY)).claim
+    began = time.monotonic()
+    decision = sql_store.transactional(lock_timeout_s=60.0).protocol.claim(
+        ClaimRequest(KEY, redelivered=True)
+    )
+    assert decision.verdict is Verdict.IN_PROGRESS
+    assert time.monotonic() - began < 30.0, "it waited for the lock, with its start noted"
+    assert rows_of(sql_store) == 0
+    holder.release(claim)

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from idempotent import Message, Outcome, Registry
+from idempotent import Message, Outcome, Registry, current_claim
 from idempotent.errors import StoreUnavailableError
 from idempotent.schema import failures_name
 from idempotent.stores.sql.connections import Connections
@@ -237,6 +237,30 @@ def test_outages_during_a_redelivered_message_use_up_no_attempts(proxied, kind, 
     with service.store.admin_engine.connect() as connection:
         failures = sa.table(failures_name(service.store.table))
         assert connection.scalar(sa.select(sa.func.count()).select_from(failures)) == 0
+
+
+@pytest.mark.parametrize("way", [one, pytest.param(tasks, marks=SLOW), group], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("kind", ["mysql", "postgres"])
+def test_an_outage_before_a_handler_runs_forgets_no_death(proxied, kind, way):
+    """Else a message that kills its process beside a database that comes and goes would do so for ever."""
+    service = proxied(kind, is_async=way in ASYNC, transactional=True)
+    deaths = []
+    service.during = lambda: deaths.append(current_claim().deaths)
+    for nth in range(100):
+        deliver_until_final(service, way, [Message("orders", id=f"warm-{nth}")])
+        messages = [Message("orders", id=f"{nth}-{each}", redelivered=True) for each in range(WAYS[way])]
+        for _ in range(3):
+            service.store.note_death(*[service.consumer.key_of(each.id) for each in messages])
+        deaths.clear()
+        service.proxy.lose(b"", Loss.ANSWER, then_refuse=True, passing=nth)
+        way(service, messages)
+        service.proxy.recover()
+        if deaths:
+            assert nth, "no answer was lost"
+            return
+        deliver_until_final(service, way, messages)
+        assert set(deaths) == {3}, f"answer {nth} lost"
+    raise AssertionError("no handler runs")
 
 
 def test_an_answer_that_was_lost_stays_lost_when_the_next_try_meets_a_lock(request):
