@@ -6,11 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from idempotent.checkers.combining.combiner import Combiner, at_once, combines, must_be_alone
-from idempotent.checkers.combining.waiters import COMPLETE_ALONE, TaskWaiter
+from idempotent.checkers.batching.batcher import wake_tasks
+from idempotent.checkers.batching.combiner import (
+    COMPLETE_ALONE,
+    Combiner,
+    claim_call,
+    combines,
+    completion_call,
+    must_be_alone,
+)
 from idempotent.checkers.protocol import ClaimProtocol
-from idempotent.checkers.side_calls import OnCancel, SideCall, SideThreads
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision
+from idempotent.checkers.side_calls import OnCancel, SideCall, SideThreads, Signal
+from idempotent.claims import Claim, ClaimRequest, Decision
 from idempotent.errors import described
 from idempotent.logs import EventLog
 
@@ -115,14 +122,18 @@ class InThreads(Awaiting):
     async def claim(self, request: ClaimRequest) -> Decision:
         if self._combiner is None or not combines(request):
             return await self._claim_alone(request)
-        waiter = TaskWaiter(at_once(request))
-        self._combiner.put(waiter)
+        signal = Signal()
+        call = claim_call(request, wake_tasks, signal)
+        calls = self._combiner.calls
+        calls.put(call)
         try:
-            await waiter.signal.wait()
+            await signal.wait()
         except BaseException:
-            self._release_later([self._combiner.withdraw(waiter)])
+            answer = calls.withdraw(call)
+            if isinstance(answer, Decision):
+                self._release_later([answer.claim])
             raise
-        decision: Decision = waiter.result()
+        decision: Decision = call.result()
         return await self._claim_alone(request) if must_be_alone(request, decision) else decision
 
     async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
@@ -135,10 +146,11 @@ class InThreads(Awaiting):
             return True
         owned: bool | None = COMPLETE_ALONE
         if self._combiner is not None:
-            waiter = TaskWaiter(Completion(claim, result))
-            self._combiner.put(waiter)
-            await waiter.signal.wait_to_its_end(on_cancel)
-            owned = waiter.result()
+            signal = Signal()
+            call = completion_call(claim, result, wake_tasks, signal)
+            self._combiner.calls.put(call)
+            await signal.wait_to_its_end(on_cancel)
+            owned = call.result()
         if owned is COMPLETE_ALONE:
             return await self.call(self._protocol.complete, claim, result, on_cancel=on_cancel)
         return owned

@@ -8,7 +8,7 @@ from typing import Final, final
 
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.awaiting import Awaiting, InThreads
-from idempotent.checkers.combining import Combiner
+from idempotent.checkers.batching import Combiner
 from idempotent.checkers.hooks import CheckerHooks
 from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.claims import ClaimRequest, Guarantee

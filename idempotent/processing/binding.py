@@ -9,7 +9,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.checkers.combining import Combiner
+from idempotent.checkers.batching import Combiner
 from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.checkers.transactions import transactions_of
 from idempotent.claims import ClaimRequest, KeyStatus, Lapsed, new_owner

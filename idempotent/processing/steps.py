@@ -1,8 +1,8 @@
 """Life: the steps of a message's life, as a generator, and what carries them out.
 
 The rules of a message's life are written once, as generators: each yields the step that comes next, and gets its answer
-or its exception back. `drive` carries out the steps in a thread, `drive_async` in a task, for an `async def` handler;
-a `ParkedLife` in a thread of a worker, which it leaves while it waits.
+or its exception back. `drive` carries out the steps in a thread, `drive_async` in a task, for an `async def` handler.
+A `ParkedLife` leaves its thread while it waits for a batch.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
+from enum import Enum, auto
+from functools import partial
 from operator import attrgetter
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar, overload
 
 from idempotent.checkers.awaiting import Awaiting
-from idempotent.checkers.combining.combiner import Combiner, at_once, combines
-from idempotent.checkers.combining.waiters import ParkedWaiter, Threads
+from idempotent.checkers.batching import Call, Combiner
+from idempotent.checkers.batching.batcher import Wake
+from idempotent.checkers.batching.combiner import claim_call, combines, completion_call
 from idempotent.checkers.side_calls import raise_first
-from idempotent.claims import Completion, Decision
+from idempotent.claims import ClaimRequest, Decision
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -43,45 +46,74 @@ frame_of: Final = attrgetter("gi_frame")
 """The frame of a life; None: it has ended."""
 # The garbage collector must close the coroutine of a task that was dropped, and not first the life in it.
 _under_way: Final[set[Life[Any]]] = set()
-ENDED: Final = -1
-"""Beside the kinds of steps: the life has ended."""
 
 
 class Closed(BaseException):
     """Stands for a GeneratorExit in a life: `yield from` hands that on as `close()`, after which no step may follow."""
 
 
-def drive(life: Life[R], raised: BaseException | None = None) -> R:
+class Parked(Enum):
+    """Where a life has left its thread: others may go on with it already."""
+
+    CLAIM = auto()
+    COMPLETION = auto()
+
+
+_PARKED: Final = (Parked.CLAIM, Parked.COMPLETION)
+
+
+@overload
+def drive(life: Life[R], first: Callable[[], object] | None = None) -> R: ...
+@overload
+def drive(life: Life[R], first: Callable[[], object] | None, leaving: ParkedLife[Any]) -> R | Parked: ...
+def drive(
+    life: Life[R], first: Callable[[], object] | None = None, leaving: ParkedLife[R] | None = None
+) -> R | Parked:
     """Carry out all steps in the calling thread. Returns what the life returns; its exceptions pass through.
 
     Args:
         life: the steps.
-        raised: what the step that the life waits for has raised; None: the life has not begun.
+        first: the step that the life waits for; None: the life has not begun.
+        leaving: leaves the thread where its claim or completion waits for a batch.
     """
     send = life.send
-    resume: Callable[[Any], Step] = send if raised is None else life.throw
-    given: Any = raised
+    resume: Callable[[Any], Step] = send
+    function: Callable[..., object] | None = first
+    arguments: tuple[Any, ...] = ()
+    given: Any = None
+    call: Call | None = None
     try:
         while True:
             # An exception of a step, and an interrupt between two steps, are handed to the life. What comes out of a
             # life that has ended is its own.
             try:
-                _, function, arguments = resume(given)
-                given = function(*arguments)
-                resume = send
+                if function is not None:
+                    given = function(*arguments)
+                    resume = send
+                kind, function, arguments = resume(given)
+                if leaving is not None and kind <= COMPLETE:
+                    call = leaving.call_of(kind, arguments)
+                    if call is not None:
+                        leaving.calls.put(call)
+                        return _PARKED[kind]
             except StopIteration as stop:
                 if frame_of(life) is None:
                     return stop.value  # type: ignore[no-any-return]
-                resume, given = life.throw, stop
+                resume, given, function = life.throw, stop, None
             except BaseException as error:
+                if call is not None and leaving is not None and leaving.calls.has(call):
+                    return _PARKED[
+                        kind
+                    ]  # another thread's exception came too late: others go on with the life
                 if frame_of(life) is None:
                     if isinstance(error, Closed):
                         raise GeneratorExit from error
                     raise
-                resume, given = life.throw, Closed() if isinstance(error, GeneratorExit) else error
+                resume, function, call = life.throw, None, None
+                given = Closed() if isinstance(error, GeneratorExit) else error
     finally:
         # The exception's traceback holds this frame: without this they would keep each other alive.
-        given = raised = None
+        given = None
 
 
 async def drive_async(life: Life[R], awaiting: Awaiting, report: Callable[[R], object]) -> R:
@@ -168,99 +200,66 @@ async def _seldom(
 
 def _close(life: Life[Any]) -> None:
     """End a life whose task is closed instead of run to its end: nothing can be awaited any more."""
+
+    def closed() -> None:
+        raise Closed
+
     with suppress(GeneratorExit):
-        drive(life, Closed())
+        drive(life, closed)
 
 
 class ParkedLife(Generic[R]):
-    """Carries out steps in the calling thread, as `drive` does, up to a claim or a completion that has to wait.
-
-    Then it is parked: when a round has answered, one of some threads goes on with it.
+    """The life of one message that keeps no thread while it waits for a batch: then another goes on with it.
 
     Args:
-        life: the steps of one message.
+        life: the steps of the message.
         combiner: makes its claims and completions.
-        threads: hear of each answer.
-        parked: what they call it.
+        wake: told, with all calls of a batch, that they are answered.
+        signal: names the life to `wake`.
+        has_others: whether calls of others may go together with its own; else it makes them at once.
 
     Attributes:
-        result: what the life has returned; set when it has ended.
-        waiter: the call that it waits for, if it is parked.
+        calls: those that wait for a batch.
     """
 
-    __slots__ = ("_arguments", "_combiner", "_life", "_parked", "_threads", "result", "waiter")
+    __slots__ = ("_arguments", "_call", "_combiner", "_has_others", "_life", "_signal", "_wake", "calls")
 
-    def __init__(self, life: Life[R], combiner: Combiner, threads: Threads, parked: object) -> None:
-        self._life = life
-        self._combiner = combiner
-        self._threads = threads
-        self._parked = parked
+    def __init__(
+        self,
+        life: Life[R],
+        combiner: Combiner,
+        wake: Wake,
+        signal: object,
+        has_others: Callable[[], bool],
+    ) -> None:
+        self.calls: Final = combiner.calls
+        self._life: Final = life
+        self._combiner: Final = combiner
+        self._wake: Final = wake
+        self._signal: Final = signal
+        self._has_others: Final = has_others
+        self._call: Call | None = None
         self._arguments: tuple[Any, ...] = ()
-        self.waiter: ParkedWaiter | None = None
-        self.result: R
 
-    def go_on(self) -> int:
-        """Carry out steps until the life has ended or is parked; its exceptions pass through.
+    def go_on(self) -> R | Parked:
+        """Carry out steps until the life has ended, or leaves the thread; its exceptions pass through."""
+        first = None if self._call is None else partial(self._answer, self._call, self._arguments)
+        self._call = None
+        return drive(self._life, first, self)
 
-        Returns ENDED, or the kind of the step for which it is parked: others may go on with it already.
-        """
-        life, threads, combiner = self._life, self._threads, self._combiner
-        answered, self.waiter = self.waiter, None
-        parked: ParkedWaiter | None = None
-        kind = ENDED
-        send = life.send
-        resume: Callable[[Any], Step] = send
-        given: Any = None
-        try:
-            while True:
-                # As in `drive`.
-                try:
-                    if answered is not None:
-                        waiter, answered = answered, None
-                        given = self._answer(waiter)
-                    kind, function, arguments = resume(given)
-                    if kind <= COMPLETE and not threads.is_alone:
-                        parked = self._parked_for(kind, arguments)
-                        if parked is not None:
-                            self._arguments, self.waiter = arguments, parked
-                            combiner.put(parked)
-                            return kind
-                    given = function(*arguments)
-                    resume = send
-                except StopIteration as stop:
-                    if frame_of(life) is None:
-                        self.result = stop.value
-                        return ENDED
-                    resume, given = life.throw, stop
-                except BaseException as error:
-                    if parked is not None and combiner.has(parked):
-                        return kind  # another thread's exception came too late: others go on with the life
-                    if frame_of(life) is None:
-                        if isinstance(error, Closed):
-                            raise GeneratorExit from error
-                        raise
-                    resume, given = life.throw, Closed() if isinstance(error, GeneratorExit) else error
-                    parked = self.waiter = None
-        finally:
-            # The exception's traceback holds this frame: without this they would keep each other alive.
-            given = None
-
-    def look(self) -> None:
-        """See to it that its round begins, if it is parked and has waited for long."""
-        waiter = self.waiter
-        if waiter is not None:
-            self._combiner.look(waiter)
-
-    def _parked_for(self, kind: int, arguments: tuple[Any, ...]) -> ParkedWaiter | None:
-        """The call to wait for; None: it is no part of a round."""
-        if kind == CLAIM:
-            request = arguments[0]
-            return ParkedWaiter(at_once(request), self._threads, self._parked) if combines(request) else None
-        if arguments[0].empty:
+    def call_of(self, kind: int, arguments: tuple[Any, ...]) -> Call | None:
+        """What the life waits for from now on; None: the step is no part of a batch."""
+        if not self._has_others():
             return None
-        return ParkedWaiter(Completion(*arguments), self._threads, self._parked)
+        if kind == CLAIM:
+            (request,) = arguments
+            call = claim_call(request, self._wake, self._signal) if combines(request) else None
+        else:
+            claim, result = arguments if len(arguments) > 1 else (*arguments, None)
+            call = None if claim.empty else completion_call(claim, result, self._wake, self._signal)
+        self._call, self._arguments = call, arguments
+        return call
 
-    def _answer(self, waiter: ParkedWaiter) -> Any:
-        if isinstance(waiter.call, Completion):
-            return self._combiner.completed(waiter, *self._arguments)
-        return self._combiner.claimed(waiter, *self._arguments)
+    def _answer(self, call: Call, arguments: tuple[Any, ...]) -> object:
+        is_claim = isinstance(call.argument, ClaimRequest)
+        return (self._combiner.claimed if is_claim else self._combiner.completed)(call, *arguments)

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from idempotent.checkers.combining import combiner
+from idempotent.checkers.batching import combiner
 from idempotent.claims import NOBODY, ClaimRequest, Completion, Failure, KeyStatus, Lapsed, Verdict
 from idempotent.keys import KeySpace
 from idempotent.policy import Backoff
@@ -323,8 +323,8 @@ class KeyLife(RuleBasedStateMachine):
 
 async def in_one_round(checker, completions, requests):
     """The answers to these calls, which all wait before the first is sent."""
-    queue, under_way = checker.combiner._current(), object()
-    while queue.led:  # noqa: ASYNC110 - the server thread of the round before ends after it has answered
+    queue, under_way = checker.combiner.calls, object()
+    while queue.busy:  # noqa: ASYNC110 - the server thread of the round before ends after it has answered
         await asyncio.sleep(0.001)
     assert queue.go_direct(under_way)
     calls = [checker.awaiting.complete(claim) for claim in completions]

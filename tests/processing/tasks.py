@@ -14,7 +14,7 @@ import pytest
 from idempotent import AsyncConsumer, Message, Registry
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.awaiting import Awaiting, InLoop, InThreads
-from idempotent.checkers.combining import Combiner
+from idempotent.checkers.batching import Combiner
 from idempotent.checkers.memory import MemoryBacked
 from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released

@@ -9,22 +9,23 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Final, cast
 
-from idempotent.checkers.combining import COMPLETE_ALONE, ParkedWaiter, Threads
+from idempotent.checkers.batching import COMPLETE_ALONE, Call
+from idempotent.claims import Completion
 from idempotent.consumer import Consumer
 from idempotent.outcomes import Result
 from idempotent.processing.single import process_one
-from idempotent.processing.steps import COMPLETE, ENDED, ParkedLife
+from idempotent.processing.steps import Parked, ParkedLife
 from idempotent.worker.handlers.handler_queue import Done, HandlerQueue
 from idempotent.worker.holds import InFlightDelivery
 
-# How often an idle thread looks for a parked life whose round does not begin.
+# How often an idle thread looks for a parked life whose batch does not begin.
 _LOOK_S: Final = 10.0
 
 
 class HandlerThreads:
     """Run plain consumers on works.
 
-    Where single messages share rounds, no thread waits for one: the life of the message is parked, and the next thread
+    Where single messages share batches, no thread waits for one: the life of the message is parked, and the next thread
     that is free goes on with it. A life has a place until it waits for its completion. There are as many places as
     handlers may run at once, and one thread more, so that an answer does not wait for the end of a handler.
 
@@ -40,8 +41,8 @@ class HandlerThreads:
         self._turns = HandlerQueue(batch_size)
         self._running: dict[int, HandlerLife] = {}
         # Answered: lives with little left to do, and those that have to run a handler or ask the store.
-        self._recorded: deque[ParkedWaiter] = deque()
-        self._ready: deque[ParkedWaiter] = deque()
+        self._recorded: deque[HandlerLife] = deque()
+        self._ready: deque[HandlerLife] = deque()
         self._parked = 0
         self._places = 0
         self._parks = False
@@ -93,10 +94,9 @@ class HandlerThreads:
         with self._changed:
             return [work for life in self._running.values() for work in life.works]
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether a life that asks has no other beside it. It then makes its calls at once."""
-        return len(self._running) == 1
+    def have_several(self) -> bool:
+        """Whether a life that asks has others beside it."""
+        return len(self._running) > 1
 
     def join(self, timeout_s: float) -> None:
         """Wait for the threads to end, at most `timeout_s` seconds in all."""
@@ -104,13 +104,16 @@ class HandlerThreads:
         for thread in self._threads:
             thread.join(max(until - time.monotonic(), 0.0))
 
-    def answered(self, waiters: Sequence[ParkedWaiter]) -> None:
-        """Go on with the lives of these. Called by the thread that led their round; an interrupted one repeats it."""
+    def answered(self, calls: Sequence[Call]) -> Sequence[Call]:
+        """Go on with the lives of these. Called by the thread that sent their batch."""
         with self._changed:
-            for waiter in waiters:
-                may_block = not waiter.is_completion or waiter.answer is COMPLETE_ALONE
-                (self._ready if may_block else self._recorded).append(waiter)
+            for call in calls:
+                life: HandlerLife = call.signal
+                life.has_place = not isinstance(call.argument, Completion)
+                may_block = life.has_place or call.answer is COMPLETE_ALONE
+                (self._ready if may_block else self._recorded).append(life)
             self._wake_one()
+        return ()
 
     def _run(self) -> None:
         done: list[Done] = []
@@ -119,13 +122,13 @@ class HandlerThreads:
             done, places, parked = [], 0, 0
             for life in lives:
                 has_place = life.has_place  # before others may go on with it
-                state = life.go_on(self)
+                state = life.go_on()
                 if isinstance(state, Done):
                     done.append(state)
                     places += has_place
                 else:
                     parked += 1
-                    places += has_place and state == COMPLETE
+                    places += has_place and state is Parked.COMPLETION
             if done:
                 self._hand_over(done)
 
@@ -159,17 +162,11 @@ class HandlerThreads:
         if not works:
             return ()
         self._places -= 1
-        life = self._running[id(works)] = HandlerLife(works, parks=self._parks)
+        life = self._running[id(works)] = HandlerLife(works, self if self._parks else None)
         return (life,)
 
-    def _resumed(self, answered: deque[ParkedWaiter], most: int) -> Sequence[HandlerLife]:
-        lives: list[HandlerLife] = []
-        while answered and len(lives) < most:
-            waiter = answered.popleft()
-            if not waiter.resumed:
-                waiter.resumed = True
-                waiter.life.has_place = not waiter.is_completion
-                lives.append(waiter.life)
+    def _resumed(self, answered: deque[HandlerLife], most: int) -> Sequence[HandlerLife]:
+        lives = [answered.popleft() for _ in range(min(most, len(answered)))]
         self._parked -= len(lives)
         return lives
 
@@ -200,44 +197,44 @@ class HandlerLife:
 
     Args:
         works: these.
-        parks: a single one may be parked.
+        parking: the threads in which a single one may be parked; None: it keeps its thread.
 
     Attributes:
         has_place: it does not wait for its completion yet.
     """
 
-    __slots__ = ("_parked", "_parks", "has_place", "works")
+    __slots__ = ("_parked", "_parking", "has_place", "works")
 
-    def __init__(self, works: Sequence[InFlightDelivery], *, parks: bool) -> None:
+    def __init__(self, works: Sequence[InFlightDelivery], parking: HandlerThreads | None) -> None:
         self.works = works
         self.has_place = True
-        self._parks = parks and len(works) == 1
+        self._parking = parking if len(works) == 1 else None
         self._parked: ParkedLife[Result] | None = None
 
     def look(self) -> None:
-        """See to it that its round begins, if it is parked and has waited for long."""
+        """See to it that its batch begins, if it is parked and has waited for long."""
         if self._parked is not None:
-            self._parked.look()
+            self._parked.calls.look()
 
-    def go_on(self, threads: Threads) -> Done | int:
-        """Process the works, or go on with a single one. Returns the kind of the step for which it is parked now."""
+    def go_on(self) -> Done | Parked:
+        """Process the works, or go on with a single one."""
         try:
-            life = self._parked or self._begin(threads)
+            life = self._parked or self._begin()
             if life is None:
                 return Done(self.works, self._process())
-            state = life.go_on()
-            if state != ENDED:
-                return state
-            self._consumer.report((self.works[0].delivery.message,), (life.result,))
-            return Done(self.works, [life.result])
+            result = life.go_on()
+            if isinstance(result, Parked):
+                return result
+            self._consumer.report((self.works[0].delivery.message,), (result,))
+            return Done(self.works, [result])
         except BaseException as error:  # the worker stops, and raises it from run()
             return Done(self.works, [], error)
 
-    def _begin(self, threads: Threads) -> ParkedLife[Result] | None:
-        binding = self._consumer.binding
-        if self._parks and binding.combiner is not None:
+    def _begin(self) -> ParkedLife[Result] | None:
+        binding, threads = self._consumer.binding, self._parking
+        if threads is not None and binding.combiner is not None:
             life = process_one(binding, self.works[0].delivery.message)
-            self._parked = ParkedLife(life, binding.combiner, threads, self)
+            self._parked = ParkedLife(life, binding.combiner, threads.answered, self, threads.have_several)
         return self._parked
 
     def _process(self) -> Sequence[Result]:

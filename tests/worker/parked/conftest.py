@@ -2,7 +2,7 @@
 
 import pytest
 
-from idempotent.checkers.combining import combiner
+from idempotent.checkers.batching import combiner
 
 
 @pytest.fixture(autouse=True)

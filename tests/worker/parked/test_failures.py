@@ -1,4 +1,4 @@
-"""Parked lives when the store fails, a key is locked, a leader hangs, or the worker stops."""
+"""Parked lives when the store fails, a key is locked, a call hangs, or the worker stops."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 
 from idempotent import Message, Outcome
 from idempotent.adapters import MemoryBroker
-from idempotent.checkers.combining import ParkedWaiter, combiner
+from idempotent.checkers.batching import batcher
 from idempotent.claims import ClaimRequest, Verdict
+from idempotent.errors import StoreError
 from idempotent.keys import KeySpace
 from idempotent.worker.handlers import threads
-from tests.checkers.combining.rounds import Calls, held, request
-from tests.checkers.combining.test_locked_rows import locked
+from tests.checkers.batching.rounds import Calls, held, request
+from tests.checkers.batching.test_locked_rows import locked
 from tests.support.hooks import answering, unreachable
 from tests.support.logs import logged
 from tests.support.stores import Store
@@ -173,23 +174,23 @@ def test_an_exit_in_a_handler_ends_the_worker_and_leaves_no_claim_of_a_parked_li
         assert crowd.consumer.process(Message(SUBJECT, id=name)).outcome is Outcome.PROCESSED
 
 
-def test_a_leader_outside_the_worker_that_is_interrupted_leaves_none_behind(
+def test_a_caller_outside_the_worker_that_is_interrupted_leaves_none_behind(
     shared_store: Store, broker: MemoryBroker
 ) -> None:
     crowd, calls = Crowd(shared_store.leased(), broker), Calls()
     publish(broker, *IDS)
     with held(crowd.checker, KeyboardInterrupt()) as first:
-        calls.start("leader", crowd.checker.lone.claim, request("leader"))
+        calls.start("outside", crowd.checker.lone.claim, request("outside"))
         assert first.entered.wait(20)
         running = crowd.run(8)
         first.until_waiting(8)
         first.go.set()
-        assert isinstance(calls.join()["leader"], KeyboardInterrupt)
+        assert isinstance(calls.join()["outside"], KeyboardInterrupt)
     assert running.join().summary[Outcome.PROCESSED] == 20
     assert crowd.effects == Counter(IDS)
 
 
-def test_an_interrupted_round_of_another_thread_loses_no_parked_life(
+def test_a_batch_that_ends_with_an_exit_loses_no_parked_life(
     shared_store: Store, broker: MemoryBroker
 ) -> None:
     crowd, calls = Crowd(shared_store.leased(), broker), Calls()
@@ -197,29 +198,28 @@ def test_an_interrupted_round_of_another_thread_loses_no_parked_life(
     raised = threading.Event()
 
     def interrupted(requests):  # type: ignore[no-untyped-def]
-        if threading.current_thread().name.startswith("Thread") and not raised.is_set():
+        if not raised.is_set():
             raised.set()
-            raise KeyboardInterrupt
+            raise SystemExit
         return crowd.checker._claim_many(requests)
 
     with held(crowd.checker) as first, answering(crowd.checker, _claim=first.claim, _claim_many=interrupted):
         calls.start("first", crowd.checker.lone.claim, request("first"))
         assert first.entered.wait(20)
-        calls.start("leader", crowd.checker.lone.claim, request("leader"))
+        calls.start("beside", crowd.checker.lone.claim, request("beside"))
         first.until_waiting(1)
         running = crowd.run(8)
         first.until_waiting(9)
         first.go.set()
-        assert isinstance(calls.join()["leader"], KeyboardInterrupt)
-        assert raised.is_set()
+        assert isinstance(calls.join()["beside"], StoreError)
         assert running.join().summary[Outcome.PROCESSED] == 20
     assert crowd.effects == Counter(IDS)
 
 
-def test_a_leader_that_hangs_is_replaced(
+def test_a_call_that_hangs_is_replaced(
     shared_store: Store, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(combiner, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(batcher, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(threads, "_LOOK_S", 0.1)
     crowd, calls = Crowd(shared_store.leased(), broker), Calls()
     crowd.gates = {"slow": (gate := Gate())}
@@ -252,25 +252,4 @@ def test_a_checker_that_is_closed_while_lives_are_parked_answers_them(
         first.go.set()
         assert calls.join()["first"].verdict is Verdict.ACQUIRED
     assert running.join().summary[Outcome.PROCESSED] == 20
-    assert crowd.effects == Counter(IDS)
-
-
-def test_a_life_that_is_answered_twice_goes_on_once(shared_store: Store, broker: MemoryBroker) -> None:
-    crowd, calls = Crowd(shared_store.leased(), broker), Calls()
-    publish(broker, *IDS)
-    with held(crowd.checker) as first:
-        calls.start("first", crowd.checker.lone.claim, request("first"))
-        assert first.entered.wait(20)
-        running = crowd.run(8)
-        first.until_waiting(8)
-        line_of_claims = crowd.checker.combiner._calls._claims  # type: ignore[attr-defined]
-        waiters = [waiter for waiter in line_of_claims if isinstance(waiter, ParkedWaiter)]
-        assert len(waiters) >= 7  # the first life may have come when it was alone
-        first.go.set()
-        calls.join()
-    # As a leader does that was interrupted while it told of the answers.
-    until(lambda: all(waiter.answered for waiter in waiters))
-    running.worker._pool._threads.answered(waiters)
-    summary = running.join().summary
-    assert (summary[Outcome.PROCESSED], summary.settled, running.error) == (20, 20, None)
     assert crowd.effects == Counter(IDS)

@@ -12,7 +12,7 @@ from idempotent import Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import Verdict
 from idempotent.errors import StoreUnavailableError
-from tests.checkers.combining.rounds import SPACE, Calls, held, request, until
+from tests.checkers.batching.rounds import SPACE, Calls, held, request, until
 from tests.support.hooks import answering
 
 

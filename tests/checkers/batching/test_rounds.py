@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from idempotent.checkers.combining import combiner
+from idempotent.checkers.batching import combiner
 from idempotent.claims import Completion, KeyStatus, Lapsed, Verdict
 from idempotent.errors import StoreBusyError, StoreError
-from tests.checkers.combining.rounds import SPACE, Calls, held, request, until
+from tests.checkers.batching.rounds import SPACE, Calls, held, request, until
 from tests.support.hooks import answering
 
 

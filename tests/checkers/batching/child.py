@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from idempotent.claims import Verdict
-from tests.checkers.combining.rounds import request
+from tests.checkers.batching.rounds import request
 
 
 def checker_of(url: str, table: str) -> Any:

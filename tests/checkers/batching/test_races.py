@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from idempotent.claims import Verdict
 from idempotent.migrations import upgrade
-from tests.checkers.combining.child import in_tasks, in_threads
-from tests.checkers.combining.rounds import Calls, request
+from tests.checkers.batching.child import in_tasks, in_threads
+from tests.checkers.batching.rounds import Calls, request
 from tests.support.forked import Forked
 from tests.support.stores import Store
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from idempotent.checkers.combining import combiner
+from idempotent.checkers.batching import batcher, combiner
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    monkeypatch.setattr(combiner, "_PATIENCE_S", 600.0)
+    monkeypatch.setattr(batcher, "_PATIENCE_S", 600.0)
 
 
 @pytest.fixture(autouse=True)

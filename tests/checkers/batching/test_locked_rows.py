@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from idempotent.claims import Completion, Failure
 from idempotent.errors import StoreBusyError
-from tests.checkers.combining.rounds import SPACE, Calls, held, request, until
+from tests.checkers.batching.rounds import SPACE, Calls, held, request, until
 
 NAMES = [f"k{number}" for number in range(20)]
 
