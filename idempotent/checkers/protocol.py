@@ -283,7 +283,12 @@ class ClaimProtocol:
         self._only_store_errors(self._release_each, [(claim, None) for claim in claims])
 
     def _renew(self, claims: Sequence[Claim]) -> list[bool]:
-        return self.hooks._renew_many(claims)
+        owned = self.hooks._renew_many(claims)
+        if all(owned):
+            return owned
+        # One that is owed to the store may have been recorded, its answer lost: whose it is is known when it is settled.
+        owed = self._owed.claims
+        return [is_owned or claim in owed for claim, is_owned in zip(claims, owned, strict=True)]
 
     def _reconnect(self) -> None:
         self.hooks._reconnect()

@@ -6,8 +6,11 @@ from idempotent import Outcome
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.leases import LeaseKeeper
 from idempotent.claims import ClaimRequest, Lapsed, Verdict
+from idempotent.errors import StoreUnavailableError
 from idempotent.observe import counters
 from tests.guarantees.orders import ORDERS, Refusing, consumer_of, message, wait
+from tests.support.hooks import answering
+from tests.support.logs import events
 from tests.support.stores import Clock
 
 
@@ -64,3 +67,22 @@ def test_a_keeper_survives_a_wrong_number_of_answers():
     keeper.hold([MemoryChecker().protocol.claim(ClaimRequest(ORDERS.key("1"))).claim])
     wait(lambda: owner.rounds > 2, "it goes on")
     keeper.close()
+
+
+def test_a_completion_whose_answer_was_lost_is_no_lost_lease(caplog):
+    checker, renewals = MemoryChecker(lease_s=0.3, clock=Clock()), []
+
+    def lost(completion):
+        checker._complete(completion)
+        raise StoreUnavailableError("no answer")
+
+    def renew(claims):
+        renewals.append(claims)
+        return checker._renew_many(claims)
+
+    with answering(checker, _complete=lost, _renew_many=renew):
+        assert consumer_of(checker).process(message()).outcome is Outcome.UNAVAILABLE
+        wait(lambda: len(renewals) > 2, "the lease is renewed")
+    wait(lambda: not checker.protocol.unrecorded, "the completion is recorded")
+    assert not {"lease_lost", "completion_lost"} & {*events(caplog)}
+    checker.close()
