@@ -138,7 +138,7 @@ NOWHERE = ["amqp://127.0.0.1:1", "stomp://127.0.0.1:1", "kafka://127.0.0.1:1"]
 
 @pytest.mark.parametrize("broker_url", NOWHERE)
 def test_with_fail_fast_a_broker_that_is_not_there_ends_it(cli, shop, monkeypatch, broker_url):
-    monkeypatch.setattr("idempotent.adapters.kafka.group._ANSWER_S", 1.0)
+    monkeypatch.setattr("idempotent.adapters.kafka.brokers._ANSWER_S", 1.0)
     answer = cli("run", "shop_consumers", "--broker", broker_url, *CHECKER, "--fail-fast")
     assert answer.code == 5
     assert "cannot connect to" in answer.err

