@@ -286,7 +286,7 @@ class ClaimProtocol:
         owned = self.hooks._renew_many(claims)
         if all(owned):
             return owned
-        # One that is owed to the store may have been recorded, its answer lost: whose it is is known when it is settled.
+        # What is owed may have been recorded, and its answer lost: whose the key is is known when it is settled.
         owed = self._owed.claims
         return [is_owned or claim in owed for claim, is_owned in zip(claims, owned, strict=True)]
 
