@@ -213,15 +213,12 @@ def _shown_with(error: BaseException) -> Iterator[tuple[BaseException, int]]:
 class LongMessages:
     """Logs a message whose handler runs for a minute, and then each time that has doubled.
 
-    One that is to run alone is logged after five seconds, which include those in which it waits for other handlers.
-
     Args:
         pool: runs the handlers.
         messages: logs the messages.
 
     Attributes:
-        count: handlers that took long at the last `look`: a minute, or five seconds while they keep others from
-            beginning. A batch handler counts as one.
+        count: handlers that took a minute or longer at the last `look`. A batch handler counts as one.
     """
 
     def __init__(self, pool: HandlerPool, messages: MessageLog) -> None:

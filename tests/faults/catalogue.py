@@ -1134,8 +1134,8 @@ FAULTS: Final = (
     Fault(
         "a foreign error is taken for the store's",
         "idempotent/checkers/sql/transactions.py",
-        "return suspected and not self._is_alive(transaction, claims)",
-        "return suspected",
+        "        return not self._is_alive(transaction, claims)",
+        "        return True",
         "tests/checkers/sql/test_blame.py -k test_an_error_of_another_database",
     ),
     # Backoff
@@ -1219,8 +1219,8 @@ FAULTS: Final = (
     Fault(
         "contention costs an attempt",
         "idempotent/checkers/sql/transactions.py",
-        "if any(original(cause) is blamed for cause in causes(error)):",
-        "if False:",
+        "elif any(original(cause) is transaction.undone_by for cause in causes(error)):",
+        "elif False:",
         "tests/checkers/sql/test_blame.py -k test_contention_that_ends_the_handler",
     ),
     Fault(

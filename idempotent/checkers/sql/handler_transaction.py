@@ -73,8 +73,8 @@ class HandlerTransaction:
 
     Attributes:
         arguments: the handlers' second parameters made so far, by the type that the handler asks for.
-        contention: the error of the driver that says contention, a full disk or a lost connection; None: there was
-            none, or the transaction has recovered from it.
+        undone_by: the error of the driver by which the server has undone it, such as a deadlock, a full disk or a lost
+            connection; None: there was none, or the transaction has recovered from it.
         doubt: why the database may have ended it without the driver's knowledge.
         escaped: how a handler tried to end, or to leave, the transaction.
         refused: it tried to commit, or to write elsewhere, and may believe that it did.
@@ -102,7 +102,7 @@ class HandlerTransaction:
         self._session: Session | None = None
         self._savepoint: HandlerSavepoint | None = None
         self.arguments: Final[dict[type, Any]] = {}
-        self.contention: BaseException | None = None
+        self.undone_by: BaseException | None = None
         self.doubt = Doubt.NONE
         self.escaped: str | None = None
         self.refused = False
@@ -208,7 +208,7 @@ class HandlerTransaction:
             TransactionEscapedError: a handler ended it.
         """
         is_open = self.is_open
-        if self.contention is not None and not is_open:
+        if self.undone_by is not None and not is_open:
             raise self.undone()
         if self.escaped:
             raise TransactionEscapedError(self.escaped)
@@ -225,7 +225,7 @@ class HandlerTransaction:
 
     def undone(self) -> DoomedTransactionError:
         """The error to raise because the server has undone the transaction."""
-        return DoomedTransactionError(f"the server has undone the transaction: {explained(self.contention)}")
+        return DoomedTransactionError(f"the server has undone the transaction: {explained(self.undone_by)}")
 
     def release_guard(self) -> None:
         """With `strict`: check that the savepoint set before the handlers still exists.
@@ -366,12 +366,12 @@ class HandlerTransaction:
         # A handler may have left a search_path or a role on the connection: the next message gets another one.
         self._suspected = self._suspected or fault in (Fault.SCHEMA, Fault.DENIED, Fault.DISCONNECTED)
         if fault in UNDONE or lacks_what_it_prepared(error):
-            self.contention = error
+            self.undone_by = error
         elif (
             self._dialect.name == "postgresql" and getattr(error, "sqlstate", None) != _IN_FAILED_TRANSACTION
         ):
-            # PostgreSQL answered otherwise, so a savepoint had undone what the contention aborted.
-            self.contention = None
+            # PostgreSQL answered otherwise, so a savepoint had taken back what the server aborted.
+            self.undone_by = None
 
     def refuse(self, what: str) -> None:
         """Refuse `what`, by which a handler tries to end the transaction.
@@ -471,8 +471,8 @@ class HandlerSavepoint:
         try:
             self._nested.__exit__(kind, error, traceback)
         except Exception:
-            # The server does not have it, or refuses statements. The transaction knows the contention that did this.
-            if self._transaction.contention is None:
+            # The server does not have it, or refuses statements. The transaction knows the error that did this.
+            if self._transaction.undone_by is None:
                 self._transaction.note_discarded("the savepoint of the handler could not be ended")
             if error is None:
                 raise

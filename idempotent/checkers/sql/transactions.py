@@ -322,7 +322,7 @@ class HandlerTransactions:
         """
         transaction.demand_open()
         if transaction.doubt and not self._is_alive(transaction, claims):
-            if transaction.contention is not None:
+            if transaction.undone_by is not None:
                 raise transaction.undone()
             raise TransactionEscapedError(
                 "the database undid the transaction after a statement that failed, or in a procedure, and the handler "
@@ -350,7 +350,7 @@ class HandlerTransactions:
         try:
             if keyed:
                 return transaction.is_open and self._recorder.are_stored(transaction.driver, keyed)
-            return transaction.is_open and transaction.contention is None
+            return transaction.is_open and transaction.undone_by is None
         except Exception:  # the connection is lost, or refuses statements
             return False
 
@@ -364,17 +364,15 @@ class HandlerTransactions:
             ) from error
 
     def is_undone(self, transaction: HandlerTransaction, claims: Sequence[Claim], error: Exception) -> bool:
-        """Whether contention or a lost connection has undone the transaction. Its own connection decides."""
-        blamed = transaction.contention
-        if blamed is None:
+        """Whether the server has undone the transaction, and this error says so. Its own connection decides."""
+        if transaction.undone_by is None:
             # The transaction does not see the errors of a raw cursor.
             raw = isinstance(error, self._store.engine.dialect.loaded_dbapi.Error)
-            suspected = raw and self.fault(error) in UNDONE
-        else:
-            if any(original(cause) is blamed for cause in causes(error)):
-                return True
-            suspected = True
-        return suspected and not self._is_alive(transaction, claims)
+            if not raw or self.fault(error) not in UNDONE:
+                return False
+        elif any(original(cause) is transaction.undone_by for cause in causes(error)):
+            return True
+        return not self._is_alive(transaction, claims)
 
     def _demand_committed(
         self, transaction: HandlerTransaction, claims: Sequence[Claim], error: Exception
