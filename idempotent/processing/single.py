@@ -93,7 +93,9 @@ def _process(
         return (yield from _not_claimed(binding, message, request, error))
     claim = decision.claim
     if claim is None:
-        return (yield from _refused(binding, message, request, decision))
+        if decision.deaths or binding.disabled or binding.observers.watch_claims:
+            return (yield from _refused(binding, message, request, decision))
+        return answered(binding, message, request, decision)
     try:
         if decision.deaths or binding.observers.watch_claims:
             result = yield from _Run(binding, message, request, claim).begin(decision, answer)
