@@ -1338,9 +1338,16 @@ FAULTS: Final = (
     Fault(
         "SQL: a failure whose COMMIT had no answer counts twice",
         "idempotent/checkers/sql/failures.py",
-        "CASE WHEN {column} = ? THEN 0 ELSE ? END",
-        "CASE WHEN {column} = ? THEN 1 ELSE ? END",
+        'more = f"{earlier} 0 ELSE ? END"',
+        'more = f"{earlier} 1 ELSE ? END"',
         "tests/checkers/sql/test_failures.py -k 'answer and postgres'",
+    ),
+    Fault(
+        "SQL: an attempt whose COMMIT had no answer counts again after a try that was rolled back",
+        "idempotent/checkers/sql/failures.py",
+        'when = f"{earlier} {stored}update_at ELSE {now} END"',
+        'when = f"{earlier} {now} ELSE {now} END"',
+        "tests/checkers/sql/test_failures.py -k 'after_a_rollback_too and postgres'",
     ),
     Fault(
         "a failure is counted although another delivery has done the message",

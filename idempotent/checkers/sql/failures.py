@@ -22,12 +22,15 @@ class FailedAttempt:
     Attributes:
         claim: the claim of a key.
         failure: why it failed.
-        attempts: the key's attempts with this one, as the last try left them; -1: not tried yet.
+        attempts: the key's attempts with this one, as the last try left them.
+        noted_us: when the last try noted it, in microseconds of the store's clock; -1: not tried yet. A try that was
+            rolled back has left no such time, although another delivery may have reached the same number meanwhile.
     """
 
     claim: Claim
     failure: Failure
-    attempts: int = -1
+    attempts: int = 0
+    noted_us: int = -1
 
     @property
     def released(self) -> Released:
@@ -56,11 +59,16 @@ class FailureTable:
             f"INSERT INTO {name} (update_at, key_hash, k, attempts, last_error, expires_at)"
             f" VALUES ({now}, ?, ?, ?, ?, {now} + {retention_us})"
         )
-        changes = f"update_at = {now}, expires_at = {now} + {retention_us}"
-        column = "attempts" if dialect.name == "mysql" else f"{name}.attempts"
-        # The number that an earlier try of the same transaction reached: it has committed, and its answer was lost.
-        more = f"CASE WHEN {column} = ? THEN 0 ELSE ? END"
-        upsert = dialect.if_stored(f"attempts = {column} + {more}, last_error = ?, {changes}")
+        expiry = f"expires_at = {now} + {retention_us}"
+        changes = f"update_at = {now}, {expiry}"
+        stored = "" if dialect.name == "mysql" else f"{name}."
+        # The time that an earlier try of the same transaction noted: it has committed, and its answer was lost.
+        earlier = f"CASE WHEN {stored}update_at = ? THEN"
+        more = f"{earlier} 0 ELSE ? END"
+        when = f"{earlier} {stored}update_at ELSE {now} END"
+        upsert = dialect.if_stored(
+            f"attempts = {stored}attempts + {more}, last_error = ?, update_at = {when}, {expiry}"
+        )
         self._upsert = text(f"{insert} {upsert}")
         self._insert_starts = (
             f"INSERT INTO {name} (key_hash, k, last_error, attempts, update_at, expires_at) VALUES "
@@ -84,8 +92,8 @@ class FailureTable:
 
     def count(self, connection: DriverConnection, failed: FailedAttempt, *, more: int = 1) -> None:
         """Add `more` to a key's attempts, and keep the error."""
-        self._keep(connection, failed.claim.key, more, failed.failure.error, failed.attempts)
-        failed.attempts = self.attempts(connection, failed.claim.key)
+        self._keep(connection, failed.claim.key, more, failed.failure.error, failed.noted_us)
+        failed.attempts, failed.noted_us = self.last(connection, failed.claim.key)
 
     def note_starts(
         self,
@@ -152,9 +160,10 @@ class FailureTable:
         self._keep(connection, key, 0, error, -1)
         return self.attempts(connection, key)
 
-    def _keep(self, connection: DriverConnection, key: Key, more: int, error: str, counted: int) -> None:
+    def _keep(self, connection: DriverConnection, key: Key, more: int, error: str, noted_us: int) -> None:
         text, error = self._storable(connection, key.text, error)
-        execute(connection, self._upsert, (key.hash, text, more, error, counted, more, error))
+        params = (key.hash, text, more, error, noted_us, more, error, noted_us)
+        execute(connection, self._upsert, params)
 
     def _storable(self, connection: DriverConnection, *texts: str) -> list[str]:
         return [self._dialect.storable(connection, each) for each in texts]

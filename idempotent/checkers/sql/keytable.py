@@ -383,7 +383,7 @@ class KeyTable:
 
     def _counted_before(self, connection: DriverConnection, failed: FailedAttempt) -> Released:
         """The answer of an earlier try that was lost; else another delivery has the key."""
-        if failed.attempts == self.failures.attempts(connection, failed.claim.key):
+        if failed.noted_us == self.failures.last(connection, failed.claim.key)[1]:
             return failed.released
         return Released(owned=False)
 

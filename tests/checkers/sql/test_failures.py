@@ -4,9 +4,11 @@ import pytest
 import sqlalchemy as sa
 
 from idempotent.checkers import OffsetChecker, SqlChecker, TransactionalSqlChecker
-from idempotent.claims import ClaimRequest, Completion, Failure, Released, Verdict
+from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
+from idempotent.claims import Claim, ClaimRequest, Completion, Failure, Released, Verdict
 from idempotent.keys import KeySpace
 from idempotent.message import Position
+from idempotent.stores.sql.cursor import execute
 from idempotent.testing.proxy import Loss, Proxy
 from tests.support.stores import SQL, open_store
 
@@ -106,6 +108,50 @@ def test_a_failure_at_an_offset_whose_commit_has_no_answer_is_counted_once(serve
     claim = checker.protocol.claim(request).claim
     proxy.lose(b"COMMIT", loss)
     assert checker.protocol.release(claim, Failure("no", 9)).attempts == 1
+    assert proxy.cut_off.is_set()
+    assert attempts_of(server) == 1
+
+
+ROLLS_BACK = {
+    "mysql": "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213",
+    "postgres": "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$",
+}
+
+
+def count_attempt(server, checker, *tries):
+    """Count an attempt as one process does. Each of its tries is (what happens before, how it is rolled back)."""
+    connections, left = checker.store.connections, list(tries)
+    failures = FailureTable(connections.dialect, server.table, 60_000_000)
+    failed = FailedAttempt(Claim(KEY, b"owner"), Failure("no", 9))
+
+    def work(driver):
+        before, rolls_back = left.pop(0) if left else (None, None)
+        if before is not None:
+            before()
+        failures.count(driver, failed)
+        if rolls_back is not None:
+            execute(driver, rolls_back)
+        return failed.released.attempts
+
+    return connections.run_atomically(work)
+
+
+def test_an_attempt_that_was_rolled_back_counts_beside_that_of_another_process(server):
+    """The other one has reached the same number meanwhile."""
+
+    def another():
+        assert count_attempt(server, server.transactional()) == 1
+
+    tries = (None, ROLLS_BACK[server.kind]), (another, None)
+    assert count_attempt(server, server.transactional(), *tries) == 2
+    assert attempts_of(server) == 2
+
+
+def test_an_attempt_whose_commit_has_no_answer_is_counted_once_after_a_rollback_too(server, behind):
+    make, proxy = behind
+    lose = (lambda: proxy.lose(b"COMMIT", Loss.ANSWER)), None
+    tries = lose, (None, ROLLS_BACK[server.kind]), (None, None)
+    assert count_attempt(server, make(TransactionalSqlChecker), *tries) == 1
     assert proxy.cut_off.is_set()
     assert attempts_of(server) == 1
 
