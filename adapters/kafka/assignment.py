@@ -230,7 +230,7 @@ class Assignment:
         self._say_begun_again()
         self._look_for_new_topics()
         for partition in self._resets.upkeep(consumer, self._turns):
-            self._begin_again(partition)
+            self._begin_again(partition).restart_at(partition.position)
         self._commit_if_due(consumer)
         self._regulate(consumer)
 

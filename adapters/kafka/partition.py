@@ -99,7 +99,8 @@ class Partition:
         """The group's offset and its leader epoch, until it is certain that the log has the records before it."""
         self.has_begun_topic = False
         """Whether it is known that the group has begun the topic, which commits tell other members."""
-        self._start = OFFSET_INVALID
+        self.position = OFFSET_INVALID
+        """The offset that the client fetches next; negative: librdkafka's constant for the beginning, end or commit."""
         self._first: int | None = None
         self._next: int | None = None
         self.is_begun = not is_stored
@@ -114,14 +115,9 @@ class Partition:
 
     def restart_at(self, offset: int) -> None:
         """Note that the client fetches from this offset now."""
-        self._start, self.is_paused = offset, False
+        self.position, self.is_paused = offset, False
         if self._next is None or not self.is_begun:
             self._next = offset if offset >= 0 else None
-
-    @property
-    def position(self) -> int:
-        """The offset that the client fetches next; negative: librdkafka's constant for the beginning, end or commit."""
-        return max(self._start, self._received + 1) if self._received >= 0 else self._start
 
     def follows(self, offset: int) -> bool:
         """Whether the offset is above all received ones. If not, the topic was deleted and created again."""
@@ -131,7 +127,8 @@ class Partition:
         """Add a message. Messages are added in the order of offsets."""
         expected = offset if self._next is None else min(self._next, offset)
         self._first = offset if self._first is None else self._first
-        self._received, self._next = offset, offset + 1
+        self._received = offset
+        self.position = self._next = offset + 1
         epoch = epoch_of(raw)
         if not self._epochs or epoch != self._epochs[-1][1]:
             self._epochs.append((offset, epoch))
@@ -189,7 +186,7 @@ class Partition:
     def begin_anew(self) -> None:
         """Deliver nothing until the store has said again where to continue: the client may read elsewhere."""
         if self.is_stored:
-            self.is_begun, self._start, self._next = False, OFFSET_INVALID, None
+            self.is_begun, self.position, self._next = False, OFFSET_INVALID, None
 
     def has_received(self, offset: int) -> bool:
         """Whether the client has received the log up to this offset. Compaction may have removed the record itself."""

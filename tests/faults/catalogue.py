@@ -1667,6 +1667,13 @@ FAULTS: Final = (
         "tests/adapters/kafka/test_identity.py -k 'or_named and True'",
     ),
     Fault(
+        "Kafka: a topic that was made again is read where the old one had ended",
+        "adapters/kafka/partition.py",
+        "        self.position, self.is_paused = offset, False\n",
+        "        self.position, self.is_paused = max(offset, self._received + 1), False\n",
+        "tests/adapters/kafka/records/test_made_again.py -k False",
+    ),
+    Fault(
         "Kafka: a client that goes back tells of a topic that was made again",
         "adapters/kafka/assignment.py",
         "if was_in is not None and partition.topic_id not in (None, was_in):",

@@ -70,7 +70,7 @@ def test_a_topic_that_is_made_again_and_is_longer_is_read_from_the_beginning_or_
     read_on(4)
     assert not logged(caplog, "topic_made_again"), "nobody has touched it"
     if is_simulated:
-        # Of the real one the client tells in time, more often than not.
+        # Of the real one the client tells in time, as a rule.
         (partition,) = adapter._group.assignment._turns
         partition._topic_id.value = "another"
     else:
