@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.claims import Claim
-from idempotent.errors import StoreBusyError, StoreError
+from idempotent.errors import StoreBusyError, StoreError, described
 from idempotent.forks import generation
 from idempotent.keys import NO_KEY
 from idempotent.logs import EventLog
@@ -160,7 +160,7 @@ class LeaseKeeper:
             self._refused_at = time.monotonic()
             # Even a bug in a checker must not end the renewals of all other claims.
             level = logging.WARNING if isinstance(error, StoreError) else logging.ERROR
-            log.log(level, "lease_renewal_failed", extra={"claims": len(held), "error": repr(error)})
+            log.log(level, "lease_renewal_failed", extra={"claims": len(held), "error": described(error)})
             return
         lapsed_before = time.monotonic() - self._lease_s
         late = []

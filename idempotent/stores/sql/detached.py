@@ -15,6 +15,7 @@ from idempotent.logs import EventLog
 from idempotent.stores.idle import Idle
 from idempotent.stores.sql.cursor import DriverConnection, execute
 from idempotent.stores.sql.dialects import dialect_for
+from idempotent.stores.sql.faults import explained
 from idempotent.stores.sql.handler_connection import HandlerConnection, check_in, check_out
 from idempotent.stores.sql.sockets import LONGEST_S, keep_from_children, limit_silence
 
@@ -106,7 +107,7 @@ class DetachedConnections:
         try:
             check_in(detached.connection)
         except Exception as error:
-            log.warning("connection_not_reset", extra={"error": " ".join(str(error).split())})
+            log.warning("connection_not_reset", extra={"error": explained(error)})
             self.discard(detached)
         else:
             self.put(detached)
