@@ -104,14 +104,14 @@ def redrive(
                     on_letter(work.done)
         for delivery in left:
             adapter.requeue(delivery)
-        if not work.done.returned and not left and (waits_for := adapter.waits_for) is not None:
+        if not work.done.returned and not left and not adapter.connected:
+            if (waits_for := adapter.waits_for) is None:
+                raise AdapterError(
+                    f"the broker was not reached within {idle_s:g} seconds; no letter was returned"
+                )
             raise AdapterError(
                 f"the dead letters of {consumer.subject} cannot be read from {source}: {waits_for}. If it does not "
                 "exist, create it; if they go elsewhere, open the adapter with the worker's settings"
-            )
-        if not work.done.returned and not left and not adapter.connected:
-            raise AdapterError(
-                f"the broker was not reached within {idle_s:g} seconds; no letter was returned"
             )
     finally:
         adapter.close()
