@@ -645,7 +645,7 @@ FAULTS: Final = (
         "idempotent/checkers/sql/failures.py",
         "for key in part if key.hash not in deaths}",
         "for key in part}",
-        "tests/guarantees/crash/test_lost_answers.py -k 'forgets_no_death and postgres'",
+        "tests/guarantees/crash/test_lost_answers.py -k 'forgets_a_death and postgres-one-False'",
     ),
     Fault(
         "what a consumer answered about a lapsed claim counts for a later death too",

@@ -3,7 +3,7 @@ collections, what is committed is what the model says, each effect with its key,
 
 import itertools
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import pytest
 import sqlalchemy as sa
@@ -63,6 +63,11 @@ class Place:
     engine: sa.Engine
     booked: dict[str, int] = field(default_factory=dict)
 
+    @cached_property
+    def other(self):
+        """The checker of another process, which does not know what this one runs."""
+        return self.store.transactional()
+
 
 class TransactionalLife(RuleBasedStateMachine):
     def __init__(self, place):
@@ -100,11 +105,14 @@ class TransactionalLife(RuleBasedStateMachine):
             # InnoDB locks a duplicate too, until the transaction that saw it ends.
             assert is_held or not all(self.is_left_alone(number) for number in numbers)
             return
-        assert not is_held
         claims = {}
         for number, decision in zip(numbers, decisions, strict=True):
             row = self.rows[number]
-            if row is None or row.over:
+            if any(
+                number in one.claims for one in self.open
+            ):  # also one whose connection is lost, until it ends
+                assert (decision.verdict, decision.reason) == (Verdict.IN_PROGRESS, "this process runs it")
+            elif row is None or row.over:
                 assert decision.verdict is Verdict.ACQUIRED
                 claims[number] = decision.claim
             elif row.status.in_progress:
@@ -188,11 +196,11 @@ class TransactionalLife(RuleBasedStateMachine):
         number = next(iter(one.claims))
         for _ in range(1000):
             try:
-                (decision,) = self.checker.protocol.claim_many([ClaimRequest(self.keys[number])])
+                (decision,) = self.place.other.protocol.claim_many([ClaimRequest(self.keys[number])])
             except StoreBusyError:
                 continue
             assert decision.verdict is Verdict.ACQUIRED, "what a lost connection has done was kept"
-            self.checker.protocol.release(decision.claim)
+            self.place.other.protocol.release(decision.claim)
             return
         raise AssertionError("the keys of a lost connection are held for ever")
 
@@ -266,4 +274,4 @@ def test_each_effect_is_committed_with_its_key_or_not_at_all(kind, by_tasks, req
         place = Place(store, checker, store.engine(isolation_level="AUTOCOMMIT"))
         run_machine(partial(TransactionalLife, place), examples=EXAMPLES, steps=STEPS)
         assert store.booked() == place.booked
-        assert sum(place.booked.values()) > EXAMPLES // 3
+        assert sum(place.booked.values()) > EXAMPLES // 20
