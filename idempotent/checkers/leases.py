@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.claims import Claim
-from idempotent.errors import StoreBusyError, StoreError, described
+from idempotent.errors import StoreBusyError, StoreError, StoreUnavailableError, described
 from idempotent.forks import generation
 from idempotent.keys import NO_KEY
 from idempotent.logs import EventLog
@@ -87,7 +87,11 @@ class LeaseKeeper:
         self._generation = generation.number
 
     def hold(self, claims: Sequence[Claim]) -> None:
-        """Renew these from now on."""
+        """Renew these from now on.
+
+        Raises:
+            StoreUnavailableError: no thread can be started that renews them.
+        """
         if self._generation != generation.number:
             self._forget_parent()
         # Claims are compared by identity. Changing a dict's entry is atomic in CPython, so no message takes a lock.
@@ -96,7 +100,14 @@ class LeaseKeeper:
         for claim in claims:
             held[claim] = since
         if claims:
-            self._repeating.start()
+            try:
+                self._repeating.start()
+            except RuntimeError as error:
+                for claim in claims:
+                    held.pop(claim, None)
+                raise StoreUnavailableError(
+                    "the leases cannot be renewed: the system starts no more threads"
+                ) from error
 
     def drop(self, claims: Sequence[Claim]) -> None:
         """Renew these no longer."""
@@ -129,7 +140,13 @@ class LeaseKeeper:
             if len(self._hanging) >= _MAX_HANGING:
                 return
             renewal = threading.Thread(target=self._renew_all, name="idempotent-renewal", daemon=True)
-            renewal.start()
+            try:
+                renewal.start()
+            except (
+                RuntimeError
+            ):  # the system starts no more threads: this one renews, and waits as long as it takes
+                self._renew_all()
+                return
             renewal.join(self._patience_s)
             if not renewal.is_alive():
                 return

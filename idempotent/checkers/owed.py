@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 from idempotent.checkers.repeating import RepeatingThread
@@ -112,7 +113,9 @@ class OwedSteps:
                     # What is known of the key's owner comes first: the claim of another one did not get the key.
                     self.steps.setdefault(step.claim.key.hash, step)
             if self.steps:
-                self._repeating.start()
+                # Where the system starts no more threads, the next claim of the key offers it.
+                with suppress(RuntimeError):
+                    self._repeating.start()
         completions = sum(isinstance(step, Completion) for step in steps)
         if completions:
             log.warning("completion_not_recorded", extra={"keys": completions})

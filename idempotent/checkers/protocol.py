@@ -60,13 +60,13 @@ class ClaimProtocol:
             decision = self.hooks._claim(request)
             if type(decision) is not Decision:
                 decision = _checked(decision, Decision, "_claim")
+            if decision.claim is not None:
+                self._keeper.hold((decision.claim,))
         except BaseException as error:
             failed = self._not_answered((request,), error)
             if failed is error:
                 raise
             raise failed from error
-        if decision.claim is not None:
-            self._keeper.hold((decision.claim,))
         return decision
 
     def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
@@ -80,12 +80,12 @@ class ClaimProtocol:
             free = [request for request in requests if self._owed.settle(request.key.hash)]
         try:
             decisions = self._claim_each(free) if free else []
+            self._keeper.hold([decision.claim for decision in decisions if decision.claim is not None])
         except BaseException as error:
             failed = self._not_answered(free, error)
             if failed is error:
                 raise
             raise failed from error
-        self._keeper.hold([decision.claim for decision in decisions if decision.claim is not None])
         if free is requests:
             return decisions
         by_hash = {request.key.hash: decision for request, decision in zip(free, decisions, strict=True)}

@@ -634,6 +634,20 @@ FAULTS: Final = (
         "tests/checkers/sql/test_redelivered.py -k 'keeps_its_deaths and postgres'",
     ),
     Fault(
+        "a lease is not renewed where the system starts no more threads",
+        "idempotent/checkers/leases.py",
+        "                self._renew_all()\n                return\n",
+        "                return\n",
+        "tests/guarantees/test_renewals.py -k leases_are_renewed",
+    ),
+    Fault(
+        "a claim whose lease nobody can renew ends the call, and is not owed",
+        "idempotent/checkers/owed.py",
+        "with suppress(RuntimeError):",
+        "with suppress():",
+        "tests/guarantees/test_renewals.py -k 'given_back and sqlite'",
+    ),
+    Fault(
         "a message that another process holds is waited for with its start noted",
         "idempotent/checkers/sql/transactional.py",
         "waits = not request.redelivered or self.store.has_one_writer",
@@ -1718,8 +1732,8 @@ FAULTS: Final = (
     Fault(
         "a redrive does not name the dead-letter topic that is missing",
         "idempotent/redrive.py",
-        "and (waits_for := adapter.waits_for) is not None:",
-        "and (waits_for := None) is not None:",
+        "if (waits_for := adapter.waits_for) is None:",
+        "if (waits_for := None) is None:",
         "tests/adapters/test_untaken_copies.py -k 'redrive and kafka'",
     ),
     Fault(

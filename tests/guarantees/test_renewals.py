@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from idempotent import Outcome
+import threading
+
+import pytest
+
+from idempotent import Outcome, current_claim
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.leases import LeaseKeeper
 from idempotent.claims import ClaimRequest, Lapsed, Verdict
@@ -85,4 +89,48 @@ def test_a_completion_whose_answer_was_lost_is_no_lost_lease(caplog):
         wait(lambda: len(renewals) > 2, "the lease is renewed")
     wait(lambda: not checker.protocol.unrecorded, "the completion is recorded")
     assert not {"lease_lost", "completion_lost"} & {*events(caplog)}
+    checker.close()
+
+
+@pytest.fixture
+def shortage(monkeypatch):
+    """Returns a function that lets the system start no threads with some names any more, and then all again."""
+    start, refused = threading.Thread.start, set()
+
+    def start_or_refuse(thread):
+        if thread.name in refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def refuse(*names):
+        refused.clear()
+        refused.update(names)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+    return refuse
+
+
+def test_leases_are_renewed_while_the_system_starts_no_more_threads(shortage):
+    checker = MemoryChecker(lease_s=0.3, clock=(clock := Clock()))
+    shortage("idempotent-renewal")
+    outlast_three_leases(checker, clock)
+    checker.close()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_claim_whose_lease_nobody_could_renew_is_given_back_and_is_no_death(store, shortage, together):
+    deaths, checker = [], store.leased(lease_s=600.0)
+    consumer = consumer_of(checker, lambda _: deaths.append(current_claim().deaths))
+
+    def outcomes():
+        if together:
+            return {each.outcome for each in consumer.process_many([message("1"), message("2")])}
+        return {consumer.process(message()).outcome}
+
+    shortage("idempotent-leases", "idempotent-owed")
+    assert outcomes() == {Outcome.UNAVAILABLE}
+    assert not deaths
+    shortage()
+    assert outcomes() == {Outcome.PROCESSED}
+    assert set(deaths) == {0}
     checker.close()
