@@ -60,13 +60,13 @@ class ClaimProtocol:
             decision = self.hooks._claim(request)
             if type(decision) is not Decision:
                 decision = _checked(decision, Decision, "_claim")
-            if decision.claim is not None:
-                self._keeper.hold((decision.claim,))
         except BaseException as error:
             failed = self._not_answered((request,), error)
             if failed is error:
                 raise
             raise failed from error
+        if decision.claim is not None:
+            self._hold((decision.claim,), (request,))
         return decision
 
     def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
@@ -80,16 +80,24 @@ class ClaimProtocol:
             free = [request for request in requests if self._owed.settle(request.key.hash)]
         try:
             decisions = self._claim_each(free) if free else []
-            self._keeper.hold([decision.claim for decision in decisions if decision.claim is not None])
         except BaseException as error:
             failed = self._not_answered(free, error)
             if failed is error:
                 raise
             raise failed from error
+        self._hold([decision.claim for decision in decisions if decision.claim is not None], free)
         if free is requests:
             return decisions
         by_hash = {request.key.hash: decision for request, decision in zip(free, decisions, strict=True)}
         return [by_hash.get(request.key.hash) or not_recorded_yet() for request in requests]
+
+    def _hold(self, claims: Sequence[Claim], requests: Iterable[ClaimRequest]) -> None:
+        """Renew the leases of these claims; if nobody can, owe their release."""
+        try:
+            self._keeper.hold(claims)
+        except StoreUnavailableError as error:
+            self._not_answered(requests, error)
+            raise
 
     def _not_answered(self, requests: Iterable[ClaimRequest], error: BaseException) -> BaseException:
         """Owe the release of what may have been claimed: no handler runs for it, so it must not last.
