@@ -92,7 +92,7 @@ class ClaimProtocol:
         return [by_hash.get(request.key.hash) or not_recorded_yet() for request in requests]
 
     def _hold(self, claims: Sequence[Claim], requests: Iterable[ClaimRequest]) -> None:
-        """Renew the leases of these claims; if nobody can, owe their release."""
+        """Renew the leases of these claims. If no thread can renew them, owe the store their release."""
         try:
             self._keeper.hold(claims)
         except StoreUnavailableError as error:

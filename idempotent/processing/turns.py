@@ -19,7 +19,7 @@ _LONG_S: Final = 60.0
 
 
 class Turn:
-    """The turn of one run. It ends with `end`, or when nobody has it any more.
+    """The turn of one run. It ends with `end`, or when its last reference is gone.
 
     Args:
         binding: the consumer, bound to its checker.
@@ -54,7 +54,7 @@ class Turns:
 
     @property
     def taken(self) -> Turn | None:
-        """The turn that is not over; None: there is none."""
+        """The turn that is not over; None: no run has the turn."""
         turn = None if self._turn is None else self._turn()
         return None if turn is None or turn.is_over else turn
 

@@ -181,7 +181,7 @@ class Batcher:
 
     def look(self) -> None:
         """Have another thread send, if what is under way may hang."""
-        with self._lock, suppress(RuntimeError):  # the system starts no more threads: somebody looks again
+        with self._lock, suppress(RuntimeError):  # no thread can be started: the next `look` tries again
             self._start()
 
     def has(self, call: Call) -> bool:

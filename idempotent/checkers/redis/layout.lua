@@ -1,5 +1,5 @@
 -- Inserted into a script in place of `--#layout`; uses the script's `now`. layout.py describes the layout;
--- scripts.py defines LEASE (0: a claim never lapses), RETENTION, DEAD_RETENTION (0: none), NEVER, REMEMBER_MS and REASON.
+-- layout.py defines LEASE (0: a claim never lapses), RETENTION, DEAD_RETENTION (0: none), NEVER, REMEMBER_MS and REASON.
 -- A script runs its common case before this line: Lua creates the functions again in each call, and that takes longer
 -- than the commands.
 local IN_PROGRESS, IN_PROGRESS_PARK, DONE, DEAD = 1, 3, 4, 5

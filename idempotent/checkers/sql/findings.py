@@ -187,7 +187,7 @@ def _idle_transactions(setting: str, limits_s: Iterable[float]) -> Finding:
         return Finding(Level.OK, f"an idle transaction is ended after {limit_s:,.0f} s")
     how_long = "never" if limit_s == math.inf else f"only after {limit_s:,.0f} s"
     return Finding(
-        Level.ADVICE,  # what every server does that nobody has set up otherwise
+        Level.ADVICE,  # the server's default setting
         f"an idle transaction is ended {how_long}: messages of a transactional consumer whose machine has lost "
         "its power or network are held for hours",
         f"set {setting} to more than any handler's pause between two statements",

@@ -54,7 +54,8 @@ class Runs:
     take a connection, and the place of another handler.
 
     Where no lease tells that a process died, the start of a redelivered message is noted before its key is claimed, in
-    a transaction of its own, and forgotten when the run ends. A start without an end is a death.
+    a transaction of its own, and forgotten when the run ends. A start without an end is a death. The start of a first
+    delivery is not noted, so its death is not counted.
 
     Args:
         protocol: remembers the ends that the store did not record.

@@ -76,7 +76,7 @@ def tell(text: str, *, as_json: bool, **values: Any) -> None:
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], *, as_json: bool, otherwise: str) -> None:
-    """Print rows: for machines a line of JSON each, for people a table, or what to say if there are none."""
+    """Print rows: for machines a line of JSON each, for people a table, or `otherwise` if there are no rows."""
     if as_json:
         for row in rows:
             emit(**row)
@@ -169,7 +169,7 @@ def show_error(error: IdempotentError, *, as_json: bool, debug: bool) -> None:
 def progress(what: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """A line on stderr that says what is done, for a terminal alone, and the function that changes its text.
 
-    The line is gone at the end. With `quiet`, for machines, there is none.
+    The line is removed at the end. With `quiet`, for machines, no line is shown.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
