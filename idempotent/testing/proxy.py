@@ -24,6 +24,8 @@ class Loss(Enum):
     """The packet never reaches the server."""
     LATE = "late"
     """The server gets the packet at `deliver()`, after the client has given up."""
+    SILENCE = "silence"
+    """Neither the packet nor what follows reaches the server. The connection stays open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Proxy:
     def lose(
         self, pattern: bytes, loss: Loss = Loss.ANSWER, *, then_refuse: bool = False, passing: int = 0
     ) -> threading.Event:
-        """Choose the next packet of a client with this content, and cut its connection.
+        """Choose the next packet of a client with this content, and cut its connection, or leave it in silence.
 
         Args:
             pattern: bytes in the packet; empty: any packet.
@@ -189,6 +191,11 @@ class Proxy:
                     case Loss.ANSWER:
                         act()
                     case Loss.QUESTION:
+                        self._end(server)
+                    case Loss.SILENCE:
+                        choice.seen.set()
+                        while client.recv(_READ):
+                            pass  # until the client gives up
                         self._end(server)
                 choice.seen.set()
                 return

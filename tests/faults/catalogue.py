@@ -853,7 +853,7 @@ FAULTS: Final = (
     Fault(
         "the next renewal takes a connection as dead as the last",
         "idempotent/checkers/sql/checker.py",
-        "    def _reconnect(self) -> None:\n        self._connections.close()\n",
+        "    def _reconnect(self) -> None:\n        self.store.connections.close()\n",
         "    def _reconnect(self) -> None:\n        pass\n",
         "tests/guarantees/test_silent_networks.py -k 'replaced and mysql'",
     ),
@@ -2209,6 +2209,20 @@ FAULTS: Final = (
         "1 if self._one_writer else MOST_DIRECT",
         "MOST_DIRECT",
         "tests/checkers/batching/test_rounds.py -k few_calls",
+    ),
+    Fault(
+        "SqlChecker: a connection that answers nothing any more is waited for",
+        "idempotent/checkers/sql/checker.py",
+        "partial(self.store.connections.run, answer_s=answer_s)",
+        "partial(self.store.connections.run, answer_s=None)",
+        "tests/stores/sql/test_silence.py -k 'stop_a_worker and claim and threads'",
+    ),
+    Fault(
+        "SqlChecker: a statement that waits for a locked table is left behind",
+        "idempotent/stores/sql/answers.py",
+        "raw.cancel_safe(timeout=_CANCEL_S)",
+        "pass",
+        "tests/stores/sql/test_silence.py -k 'locked_table and postgres'",
     ),
     Fault(
         "rounds: calls that hang keep the others in line for ever",

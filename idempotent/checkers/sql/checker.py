@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from sqlalchemy import Engine
@@ -19,6 +19,7 @@ from idempotent.checkers.sql.store import SqlKeyAdmin, SqlStore
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
 from idempotent.errors import StoreBusyError
 from idempotent.schema import DEFAULT_TABLE
+from idempotent.stores.sql.answers import LEAST_ANSWER_S
 from idempotent.stores.sql.cursor import DriverConnection
 from idempotent.stores.sql.sockets import LONGEST_S
 from idempotent.validation import seconds_or_none
@@ -73,7 +74,9 @@ class SqlChecker(AbstractIdempotentChecker):
             combine=combine,
             one_writer=self.store.has_one_writer,
         )
-        self._connections = self.store.connections
+        answer_s = max(silence_s, LEAST_ANSWER_S)
+        self._run: Final = partial(self.store.connections.run, answer_s=answer_s)
+        self._run_atomically: Final = partial(self.store.connections.run_atomically, answer_s=answer_s)
 
     @cached_property
     def _keys(self) -> KeyTable:
@@ -95,9 +98,9 @@ class SqlChecker(AbstractIdempotentChecker):
 
     def _claim(self, request: ClaimRequest) -> Decision:
         if not request.waits:
-            return self._connections.run(self._keys.claiming.claim_one, request, AT_ONCE, retry_locked=False)
+            return self._run(self._keys.claiming.claim_one, request, AT_ONCE, retry_locked=False)
         try:
-            return self._connections.run(self._keys.claiming.claim_one, request)
+            return self._run(self._keys.claiming.claim_one, request)
         except StoreBusyError:
             if self.store.has_one_writer:
                 raise  # any other writer of the file, for seconds
@@ -106,21 +109,21 @@ class SqlChecker(AbstractIdempotentChecker):
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         if requests[0].waits:
-            return self._connections.run(self._keys.claiming.claim, requests)
-        return self._connections.run(self._keys.claiming.claim, requests, AT_ONCE, retry_locked=False)
+            return self._run(self._keys.claiming.claim, requests)
+        return self._run(self._keys.claiming.claim, requests, AT_ONCE, retry_locked=False)
 
     def _complete(self, completion: Completion) -> bool:
-        return self._connections.run(self._keys.complete, completion)
+        return self._run(self._keys.complete, completion)
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
         # A locked key delays the others once; then each is completed alone.
-        return self._connections.run(self._keys.complete_many, completions, retry_locked=False)
+        return self._run(self._keys.complete_many, completions, retry_locked=False)
 
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
         if failure is None:
-            freed = self._connections.run(self._keys.delete, [claim])
+            freed = self._run(self._keys.delete, [claim])
             return Released(owned=freed[0])
-        return self._connections.run_atomically(self._keys.fail, FailedAttempt(claim, failure))
+        return self._run_atomically(self._keys.fail, FailedAttempt(claim, failure))
 
     def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
         in_order = sorted(releases, key=lambda pair: pair[0].key.hash)
@@ -137,18 +140,18 @@ class SqlChecker(AbstractIdempotentChecker):
                 answers[_identity(failed.claim)] = self._keys.fail(driver, failed)
             return [answers[_identity(claim)] for claim, _ in releases]
 
-        return self._connections.run_atomically(release)
+        return self._run_atomically(release)
 
     def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
         if self.lease_s is None:
             return [True] * len(claims)
-        return self._connections.run(self._keys.renew, claims, retry_locked=False)
+        return self._run(self._keys.renew, claims, retry_locked=False)
 
     def _reconnect(self) -> None:
-        self._connections.close()
+        self.store.connections.close()
 
     def _garbage_collect(self, limit: int) -> int:
-        return self._connections.run(self._keys.delete_expired, limit)
+        return self.store.connections.run(self._keys.delete_expired, limit)
 
     def close(self) -> None:
         super().close()

@@ -16,6 +16,7 @@ from sqlalchemy.util import await_only
 
 from idempotent.errors import ConfigurationError, SchemaError, StoreError
 from idempotent.schema import SCHEMA_NAME, SCHEMA_RULE
+from idempotent.stores.sql.answers import limit_answer
 from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.cursor import DriverConnection, query, transaction
 from idempotent.stores.sql.detached import Detached, DetachedConnections
@@ -90,7 +91,13 @@ class Connections:
             raise SchemaError(f"the tables are in the schema {schema!r}, but {SCHEMA_RULE}: rename it")
         return replace(dialect, schema=schema)
 
-    def run(self, work: Callable[..., T], *arguments: Any, retry_locked: bool = True) -> T:
+    def run(
+        self,
+        work: Callable[..., T],
+        *arguments: Any,
+        retry_locked: bool = True,
+        answer_s: float | None = None,
+    ) -> T:
         """Run repeatable statements on a connection in autocommit.
 
         After a dead connection, a deadlock or a lock wait it tries again, at most twice.
@@ -99,6 +106,7 @@ class Connections:
             work: called with the connection and the arguments.
             arguments: passed to `work`.
             retry_locked: also after a lock wait.
+            answer_s: how long each answer may take, in seconds; None: any time.
 
         Raises:
             StoreError: the database failed or did not answer.
@@ -113,6 +121,8 @@ class Connections:
             ) as error:  # also the driver's own: the connection may die while it is prepared
                 raise as_store_error(error, self.engine, self._table) from error
             try:
+                if detached.driver.answer_s != answer_s:
+                    limit_answer(detached.driver, answer_s)
                 answer = work(detached.driver, *arguments)
             except Exception as error:
                 if isinstance(error, StoreError) or not isinstance(error, self._driver_errors):
@@ -134,12 +144,13 @@ class Connections:
             return answer
         raise AssertionError("unreachable")
 
-    def run_atomically(self, work: Callable[..., T], *arguments: Any) -> T:
+    def run_atomically(self, work: Callable[..., T], *arguments: Any, answer_s: float | None = None) -> T:
         """Like `run`, with the statements in one new transaction.
 
         Args:
             work: called with the connection and the arguments.
             arguments: passed to `work`.
+            answer_s: see `run`.
 
         Raises:
             StoreError: the database failed or did not answer.
@@ -149,7 +160,7 @@ class Connections:
             with transaction(driver):
                 return work(driver, *arguments)
 
-        return self.run(in_transaction)
+        return self.run(in_transaction, answer_s=answer_s)
 
     def close(self) -> None:
         """Close the idle connections; those in use are closed when they are given back."""
@@ -203,10 +214,10 @@ class AwaitedConnections(Connections):
     def dialect(self, dialect: SqlDialect) -> None:
         self._dialect = dialect
 
-    def run(self, work: Callable[..., T], *arguments: Any, retry_locked: bool = True) -> T:
-        answer: T = self._bridge.run(partial(self._run, work, *arguments, retry_locked=retry_locked))
+    def run(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        answer: T = self._bridge.run(partial(self._run, work, *arguments, **options))
         return answer
 
-    def _run(self, work: Callable[..., T], *arguments: Any, retry_locked: bool) -> T:
+    def _run(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
         _ = self.dialect  # asked for before a connection is in use
-        return super().run(work, *arguments, retry_locked=retry_locked)
+        return super().run(work, *arguments, **options)

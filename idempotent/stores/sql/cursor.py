@@ -31,9 +31,10 @@ class DriverConnection:
         keeps_plans: whether the driver prepares frequent statements, as psycopg does.
         is_sqlite: whether it is one to an SQLite file.
         statement_limit: the longest statement that the server takes, in bytes; None: not asked yet.
+        answer_s: see `limit_answer`.
     """
 
-    __slots__ = ("_is_psycopg", "cursor", "is_sqlite", "keeps_plans", "raw", "statement_limit")
+    __slots__ = ("_is_psycopg", "answer_s", "cursor", "is_sqlite", "keeps_plans", "raw", "statement_limit")
 
     def __init__(self, raw: Any) -> None:
         """Create the cursor."""
@@ -45,6 +46,7 @@ class DriverConnection:
         self.is_sqlite: Final = sqlite3 is not None and isinstance(raw, sqlite3.Connection)
         self.cursor: Final = self.new_cursor()
         self.statement_limit: int | None = None
+        self.answer_s: float | None = None
 
     def new_cursor(self) -> Any:
         """Another cursor, for a statement whose rows should not stay in memory until the next statement."""

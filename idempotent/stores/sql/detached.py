@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, NullPool, Pool, QueuePool, event
 
 from idempotent.logs import EventLog
 from idempotent.stores.idle import Idle
+from idempotent.stores.sql.answers import LEAST_ANSWER_S, connecting_within, limit_answer, limit_connecting
 from idempotent.stores.sql.cursor import DriverConnection, execute
 from idempotent.stores.sql.dialects import dialect_for
 from idempotent.stores.sql.faults import explained
@@ -128,7 +129,10 @@ class DetachedConnections:
 
     def _connected(self) -> Detached:
         pool, closings = self._engine.pool, self._closings
-        connection, raw = self._opened()
+        is_limited = self._autocommit and not self._engine.dialect.is_async
+        answer_s = max(self._silence_s, LEAST_ANSWER_S)
+        with connecting_within(answer_s) if is_limited else contextlib.nullcontext():
+            connection, raw = self._opened()
         try:
             dialect = dialect_for(self._engine.dialect)
             if self._autocommit:
@@ -144,6 +148,8 @@ class DetachedConnections:
             limit_silence(raw, self._silence_s)
             keep_from_children(raw)
             driver = DriverConnection(raw)
+            if is_limited:
+                limit_answer(driver, answer_s)
             if dialect.settings:
                 own = dialect.own_settings if self._autocommit else ""
                 limit = dialect.lock_limit if self._waits_briefly else ""
@@ -217,6 +223,7 @@ def _close_with(engine: Engine, connections: DetachedConnections) -> None:
     """Close these connections when the application disposes of the engine."""
     if engine not in _opened:
         _opened[engine] = WeakSet()
+        limit_connecting(engine)
         slower = engine._has_events  # noqa: SLF001 - see below
         event.listen(engine, "engine_disposed", _close_all)
         # SQLAlchemy would look for listeners at every statement of the application; this event belongs to connections.

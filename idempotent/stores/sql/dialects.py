@@ -97,7 +97,8 @@ class SqlDialect:
         locking_read: the suffix with which a SELECT sees the newest committed rows inside a transaction.
         autocommits: whether a driver connection is in autocommit.
         in_transaction: whether, as far as the driver knows, the transaction is still open and usable.
-        lock_limit: and a limit of a second for lock waits; empty: the claims set it, or nothing waits.
+        lock_limit: and a limit for lock waits, of a second, or two if the table is locked; empty: the claims set it, or
+            nothing waits.
         prepare: prepares a driver connection for the library's statements; cheap, may be called again.
         statement_limit: a query for the longest statement that the server takes, in bytes; None: longer than any.
         use_utf8: makes UTF-8 the character set of a driver connection in autocommit.
@@ -206,7 +207,7 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             blob="BINARY",
             conflict=Conflict.RETURNS_ALL if mariadb and dialect.insert_returning else Conflict.SILENT,
             locking_read=" LOCK IN SHARE MODE",
-            lock_limit=", innodb_lock_wait_timeout=1",
+            lock_limit=", innodb_lock_wait_timeout=1, lock_wait_timeout=2",
             autocommits=lambda connection: bool(connection.get_autocommit()),
             in_transaction=_mysql_in_transaction,
             prepare=_no_preparation,
