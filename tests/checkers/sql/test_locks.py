@@ -207,7 +207,7 @@ def test_copies_of_one_message_that_fail_at_once_are_each_counted_and_end(sql_st
     assert most <= len(runs) <= most + copies - 1
     (record,) = checker.admin().list(KeyFilter())
     assert record.status is KeyStatus.DEAD
-    assert record.attempts == len(runs)
+    assert most <= record.attempts <= len(runs)  # one that fails beside the last one counts nothing
     assert consumer.process(messages("1")[0]).outcome is Outcome.DEAD
     assert sql_store.booked() == {}
 
