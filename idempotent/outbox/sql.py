@@ -72,14 +72,13 @@ class Statements:
             f"UPDATE {leases} SET lease_until = {now} + ?"
             f" WHERE destination = ? AND owner = ? AND (slot < 0 OR {live})"
         )
-        self.is_announced: Final = text(f"SELECT 1 FROM {here} AND slot = ? AND owner = ?")
         # 2: a relay had it, and has not given it back. One that no relay has had yet has the length 0.
         state = f"CASE WHEN {live} THEN 0 WHEN lease_until > 0 AND lease_us > 0 THEN 2 ELSE 1 END"
         self.slots: Final = text(
             f"SELECT slot, {state}, owner, lease_until - {now} FROM {here} AND slot >= 0"
         )
         self._free = f"NOT {live}"
-        self.taken: Final = text(f"SELECT slot FROM {here} AND slot >= 0 AND owner = ? AND {live}")
+        self.taken: Final = text(f"SELECT slot FROM {here} AND owner = ? AND (slot < 0 OR {live})")
         self.leave_all: Final = text(
             f"UPDATE {leases} SET lease_until = 0 WHERE destination = ? AND slot >= 0 AND owner = ?"
         )

@@ -2675,8 +2675,8 @@ FAULTS: Final = (
     Fault(
         "outbox: a relay whose lease has ended is not seen any more",
         "idempotent/outbox/relays/leases.py",
-        "        if not self._store.is_announced(self._slot, self._owner):\n",
-        "        if self._slot == 0:\n",
+        "        if self._slot not in had:",
+        "        if self._slot == 0:",
         f"{_OUTBOX}/test_odd_brokers.py -k shares_the_buckets_again",
     ),
     Fault(
@@ -2696,7 +2696,7 @@ FAULTS: Final = (
     Fault(
         "outbox: a lease of before the clock went back lasts as long as the jump",
         "idempotent/outbox/relays/leases.py",
-        "        if ahead_us > AHEAD_US:\n",
+        "        if int(ahead_us or 0) > AHEAD_US:\n",
         "        if False:\n",
         f"{_OUTBOX}/test_clocks.py -k that_died",
     ),

@@ -18,7 +18,7 @@ from idempotent.claims import ClaimRequest, Failure
 from idempotent.keys import KeySpace
 from idempotent.outbox import Outbox
 from idempotent.outbox.entries import BUCKETS, bucket_of, lane_of
-from idempotent.outbox.relays.leases import LeaseTable
+from idempotent.outbox.relays.leases import BucketLeases
 from idempotent.policy import Backoff
 from tests.migrations.support import expected
 from tests.outbox.picky import SOON, Picky, relay, until
@@ -129,12 +129,10 @@ class Client:
                 return
             until(lambda: self.outbox.store.stats().held == 2)
         used = {bucket_of(lane_of("", name)) for name in ("patient", "hasty")}
-        leases, lease_us = LeaseTable(self.outbox.store, ""), round(LONG_S * 1e6)
-        leases.announce(-1, RELAY, lease_us)
-        leases.slots(RELAY)
-        leases.take(
-            [bucket for bucket in range(BUCKETS) if bucket not in used][: BUCKETS // 2], RELAY, lease_us
-        )
+        leases = BucketLeases(self.outbox.store, "", RELAY, LONG_S)
+        leases.announce()
+        leases.slots()
+        leases.take([bucket for bucket in range(BUCKETS) if bucket not in used][: BUCKETS // 2])
 
     def collect(self):
         for checker in self.checkers:

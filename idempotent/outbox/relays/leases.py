@@ -13,8 +13,7 @@ from idempotent.logs import EventLog
 from idempotent.observe.log_lines import LogThrottle
 from idempotent.outbox.sql import AHEAD_US, Statements
 from idempotent.outbox.store import OutboxStore
-from idempotent.stores.sql.connections import Connections
-from idempotent.stores.sql.cursor import execute, query
+from idempotent.stores.sql.cursor import Row, execute, query
 from idempotent.stores.sql.faults import Fault, fault_of
 from idempotent.values import value
 
@@ -28,6 +27,19 @@ _CERTAIN: Final = 0.8
 _LEFT_BEHIND: Final = 2
 _HINT: Final = "other relays have the rest; one that was killed keeps its buckets until its lease ends"
 _NAME_BYTES: Final = 4
+
+
+@value
+class Slots:
+    """The buckets of one destination.
+
+    Attributes:
+        free: those that no relay has; True: its relay has not given it back.
+        others: the names of other relays that have the rest, each with the seconds until its last lease ends.
+    """
+
+    free: dict[int, bool]
+    others: dict[str, float]
 
 
 class BucketLeases:
@@ -44,7 +56,7 @@ class BucketLeases:
     """
 
     def __init__(self, store: OutboxStore, destination: str, owner: bytes, lease_s: float) -> None:
-        self._store = LeaseTable(store, destination)
+        self._store = store
         self._destination: Final = destination
         self._lease_s = lease_s
         self._lease_us = round(lease_s * _MICROSECONDS)
@@ -53,9 +65,10 @@ class BucketLeases:
         self._shown: set[int] | None = None
         self._known_until = 0.0
         self._next_look = 0.0
+        # Where other relays see this one; 0: it has not reached the database yet.
         self._slot = 0
         self._told = LogThrottle()
-        self._renewals = RepeatingThread(self._renew, "idempotent-relay-leases", lease_s / 3)
+        self._renewals = RepeatingThread(self._renew_or_tell, "idempotent-relay-leases", lease_s / 3)
 
     def start(self) -> None:
         """Begin to renew."""
@@ -74,40 +87,68 @@ class BucketLeases:
         return self._buckets
 
     def stop(self) -> None:
-        """Give all buckets back. Never raises."""
+        """Give all buckets back, and forget relays whose lease has ended, and this one. Never raises."""
         self._renewals.stop(self._lease_s)
         self._buckets = set()
-        if not self._slot:  # it never reached the database
+        if not self._slot:
             return
         try:
-            self._store.depart(self._owner)
+            self._change(self._sql.leave_all, self._destination, self._owner)
+            self._change(self._sql.forget_relays, self._destination, self._owner)
         except StoreError as error:
             log.warning("relay_leases_kept", extra={"error": str(error), "lease_s": self._lease_s})
 
+    def announce(self) -> None:
+        """Show other relays this one."""
+        self._slot = -1 - random.randrange(_PRESENCES)
+        self._insert(self._slot, self._owner, self._lease_us)
+
+    def slots(self) -> Slots:
+        """All buckets, as this relay sees them. Those without a row get one."""
+        free: dict[int, bool] = {}
+        others: dict[str, float] = {}
+        missing = set(self._sql.buckets)
+        for slot, state, has, left_us in self._ask(self._sql.slots):
+            missing.discard(slot)
+            if state:
+                free[slot] = state == _LEFT_BEHIND
+            elif bytes(has) != self._owner:
+                name = relay_name(bytes(has))
+                others[name] = max(others.get(name, 0.0), round(left_us / _MICROSECONDS, 1))
+        for slot in sorted(missing):
+            self._insert(slot, b"\0" * 16, 0)
+            free[slot] = False
+        return Slots(free, others)
+
+    def take(self, slots: Sequence[int]) -> None:
+        """Take these buckets if no relay has them."""
+        self._change(self._sql.take(slots), self._owner, self._lease_us, self._lease_us, self._destination)
+
     def _look(self, now: float) -> None:
         """Take and give back buckets, so that each relay has its share."""
-        if not self._store.is_announced(self._slot, self._owner):
-            self._slot = -1 - random.randrange(_PRESENCES)
-            self._store.announce(self._slot, self._owner, self._lease_us)
-        self._store.renew(self._owner, self._lease_us)
-        relays, ahead_us = self._store.relays()
-        if ahead_us > AHEAD_US:
-            self._cut(ahead_us)
+        self._renew()
+        had = self._taken()
+        if self._slot not in had:  # it is new, or another relay has taken it for dead
+            self.announce()
+        ((seen, ahead_us),) = self._ask(self._sql.relays)
+        if int(ahead_us or 0) > AHEAD_US:
+            self._cut(int(ahead_us))
+        relays = max(int(seen or 0), 1)
         share = share_of(relays)
-        mine = self._store.taken(self._owner)
+        mine = sorted(slot for slot in had if slot >= 0)
         left_behind: set[int] = set()
         others: dict[str, float] = {}
         if len(mine) < share:
-            slots = self._store.slots(self._owner)
+            slots = self.slots()
             free, others = slots.free, slots.others
             # Shuffled: relays that start together would try for the same ones.
             wanted = random.sample(sorted(free), min(share - len(mine), len(free)))
             left_behind = {slot for slot in wanted if free[slot]}
             if wanted:
-                self._store.take(wanted, self._owner, self._lease_us)
+                self.take(wanted)
         elif len(mine) > share:
-            self._store.leave(self._owner, sorted(mine)[share:])
-        taken = self._store.taken(self._owner)
+            self._change(self._sql.leave(mine[share:]), self._destination, self._owner)
+        taken = {slot for slot in self._taken() if slot >= 0}
         self._tell(taken, len(left_behind & taken), relays, others)
         self._buckets = taken
         self._known_until = now + self._lease_s * _CERTAIN
@@ -119,7 +160,8 @@ class BucketLeases:
         A lease is cut to its length, not ended: its relay may live, and believe that it has the buckets.
         """
         about = {"destination": self._destination, "back_s": round(ahead_us / _MICROSECONDS, 1)}
-        log.warning("relay_clock_went_back", extra={**about, "leases": self._store.cut()})
+        cut = self._change(self._sql.cut, self._destination)
+        log.warning("relay_clock_went_back", extra={**about, "leases": cut})
 
     def _tell(self, taken: set[int], left_behind: int, relays: int, others: Mapping[str, float]) -> None:
         if left_behind:
@@ -142,12 +184,38 @@ class BucketLeases:
             )
 
     def _renew(self) -> None:
+        self._change(self._sql.renew, self._lease_us, self._destination, self._owner)
+
+    def _renew_or_tell(self) -> None:
         try:
-            self._store.renew(self._owner, self._lease_us)
+            self._renew()
         except Exception as error:  # the next round tries again
             more = self._told.take()
             if more is not None:
                 log.warning("relay_renewal_failed", extra={"error": str(error), "more": more})
+
+    def _taken(self) -> set[int]:
+        """The buckets of this relay whose lease has not ended; and where other relays see it, if they do."""
+        return {row[0] for row in self._ask(self._sql.taken, self._owner)}
+
+    def _insert(self, slot: int, owner: bytes, lease_us: int) -> None:
+        """Make a row, unless another relay has just made it."""
+        try:
+            self._change(self._sql.announce, self._destination, slot, owner, lease_us, lease_us)
+        except Exception as error:
+            cause = error.__cause__
+            if cause is None or fault_of(cause, self._store.connections.engine) is not Fault.REFUSED:
+                raise
+
+    @property
+    def _sql(self) -> Statements:
+        return self._store.sql
+
+    def _ask(self, statement: str, *parameters: object) -> Sequence[Row]:
+        return self._store.connections.run(query, statement, (self._destination, *parameters))
+
+    def _change(self, statement: str, *parameters: object) -> int:
+        return self._store.connections.run(execute, statement, parameters)
 
 
 def share_of(relays: int) -> int:
@@ -158,101 +226,3 @@ def share_of(relays: int) -> int:
 def relay_name(owner: bytes) -> str:
     """How the log names a relay."""
     return owner[:_NAME_BYTES].hex()
-
-
-@value
-class Slots:
-    """The buckets of one destination.
-
-    Attributes:
-        free: those that no relay has; True: its relay has not given it back.
-        others: the names of other relays that have the rest, each with the seconds until its last lease ends.
-    """
-
-    free: dict[int, bool]
-    others: dict[str, float]
-
-
-class LeaseTable:
-    """The leases of the buckets of one destination, by the clock of the database.
-
-    Args:
-        store: the outbox.
-        destination: the name of the broker.
-    """
-
-    def __init__(self, store: OutboxStore, destination: str) -> None:
-        self._store = store
-        self._destination: Final = destination
-
-    @property
-    def _connections(self) -> Connections:
-        return self._store.connections
-
-    @property
-    def _sql(self) -> Statements:
-        return self._store.sql
-
-    def announce(self, slot: int, owner: bytes, lease_us: int) -> bool:
-        """Show other relays this one. False: it is there already."""
-        try:
-            row = (self._destination, slot, owner, lease_us, lease_us)
-            self._connections.run(execute, self._sql.announce, row)
-        except Exception as error:
-            cause = error.__cause__
-            if cause is not None and fault_of(cause, self._connections.engine) is Fault.REFUSED:
-                return False
-            raise
-        return True
-
-    def is_announced(self, slot: int, owner: bytes) -> bool:
-        """Whether the row of this relay is still there: another relay may have taken it for dead."""
-        return bool(self._connections.run(query, self._sql.is_announced, (self._destination, slot, owner)))
-
-    def relays(self) -> tuple[int, int]:
-        """How many relays have shown themselves within their lease; and how much later than now one began, in us."""
-        ((relays, ahead_us),) = self._connections.run(query, self._sql.relays, (self._destination,))
-        return max(int(relays or 0), 1), int(ahead_us or 0)
-
-    def cut(self) -> int:
-        """Let leases that began later than now begin now. Returns how many."""
-        return self._connections.run(execute, self._sql.cut, (self._destination,))
-
-    def renew(self, owner: bytes, lease_us: int) -> None:
-        """Renew the leases of a relay that have not ended."""
-        self._connections.run(execute, self._sql.renew, (lease_us, self._destination, owner))
-
-    def slots(self, owner: bytes) -> Slots:
-        """The buckets, as this relay sees them. Those without a row get one."""
-        free: dict[int, bool] = {}
-        others: dict[str, float] = {}
-        missing = set(self._sql.buckets)
-        for slot, state, has, left_us in self._connections.run(query, self._sql.slots, (self._destination,)):
-            missing.discard(slot)
-            if state:
-                free[slot] = state == _LEFT_BEHIND
-            elif bytes(has) != owner:
-                name = relay_name(bytes(has))
-                others[name] = max(others.get(name, 0.0), round(left_us / _MICROSECONDS, 1))
-        for slot in sorted(missing):
-            self.announce(slot, b"\0" * 16, 0)
-            free[slot] = False
-        return Slots(free, others)
-
-    def take(self, slots: Sequence[int], owner: bytes, lease_us: int) -> None:
-        """Take these buckets if no relay has them."""
-        self._connections.run(execute, self._sql.take(slots), (owner, lease_us, lease_us, self._destination))
-
-    def taken(self, owner: bytes) -> set[int]:
-        """The buckets of a relay whose lease has not ended."""
-        return {row[0] for row in self._connections.run(query, self._sql.taken, (self._destination, owner))}
-
-    def leave(self, owner: bytes, slots: Sequence[int]) -> None:
-        """Give buckets back."""
-        if slots:
-            self._connections.run(execute, self._sql.leave(slots), (self._destination, owner))
-
-    def depart(self, owner: bytes) -> None:
-        """Give all buckets back, and show this relay no longer. Relays whose lease has ended are forgotten too."""
-        self._connections.run(execute, self._sql.leave_all, (self._destination, owner))
-        self._connections.run(execute, self._sql.forget_relays, (self._destination, owner))
