@@ -2603,7 +2603,7 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: a batch has two messages of one order key",
-        "idempotent/outbox/relays/destination.py",
+        "idempotent/outbox/relays/batches.py",
         "        after[message.lane] = number + 1\n",
         "        after[message.lane] = number\n",
         f"{_OUTBOX}/test_relay.py -k did_not_answer",
@@ -2668,7 +2668,7 @@ FAULTS: Final = (
     Fault(
         "outbox: what follows an unanswered message goes on",
         "idempotent/outbox/relays/destination.py",
-        "        return not published.refused and published.error is None\n",
+        "        return published.answered and not published.refused\n",
         "        return True\n",
         f"{_OUTBOX}/test_odd_brokers.py -k answers_again",
     ),
@@ -2787,8 +2787,8 @@ FAULTS: Final = (
     Fault(
         "outbox: an idle relay does not open an adapter again",
         "idempotent/outbox/relays/publishing.py",
-        "                self._open()\n                self._adapter.receive(1, 0.0)\n",
-        "                self._adapter.receive(1, 0.0)\n",
+        "                self._open()\n                question()\n",
+        "                question()\n",
         f"{_OUTBOX}/test_watching.py -k password_that_changes",
     ),
     Fault(
@@ -2828,9 +2828,9 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: a held message is deleted only by its own hold",
-        "idempotent/outbox/relays/settling.py",
+        "idempotent/outbox/relays/destination.py",
         "        self._deletions.add(published.accepted)\n",
-        "        self._store.delete([message.number for message in published.accepted])\n",
+        "        self._outbox.store.delete({each.number: each.created_at for each in published.accepted})\n",
         f"{_OUTBOX}/test_watching.py -k held_message_that",
     ),
 )

@@ -301,7 +301,7 @@ OWN_WORDS: Final = {
     "idempotent.cli.relay": "words of a command",
     "idempotent.migrations.drift": "types of columns, from a server's catalogue",
     "idempotent.migrations.tables": "types of columns, from a server's catalogue",
-    "idempotent.outbox.relays.destination": "what `described` has cut",
+    "idempotent.outbox.relays.condition": "what `described` has cut",
     "idempotent.processing.handler": "annotations",
     "idempotent.schema": "names of tables",
 }

@@ -4,7 +4,7 @@ import pytest
 
 from idempotent import Message
 from idempotent.errors import PublishError
-from idempotent.outbox.relays.destination import Window
+from idempotent.outbox.relays.batches import Window
 from idempotent.outbox.store import Waiting
 from tests.adapters.rabbitmq.rabbit import Rabbit
 

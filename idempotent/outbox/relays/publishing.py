@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from idempotent.errors import AdapterError, PublishError, described
 from idempotent.message import Message
+from idempotent.outbox.relays.condition import Condition, Doing
 from idempotent.outbox.store import Waiting
 from idempotent.policy import Backoff
 
@@ -26,38 +26,6 @@ _ANSWER_S: Final = 1.0
 _PAUSES: Final = Backoff(initial_s=0.2, maximum_s=15.0)
 
 
-class Doing(Enum):
-    """What a destination does."""
-
-    WAITS = "waits"
-    """For messages, or for the end of a pause."""
-    STORE = "database"
-    """It asks the database."""
-    BROKER = "broker"
-    """It waits for the broker."""
-
-
-class Activity:
-    """Written by the thread of a destination, and read by others without a lock.
-
-    Attributes:
-        now: what it does, and since when, by the monotonic clock.
-    """
-
-    def __init__(self) -> None:
-        self.now = (Doing.WAITS, time.monotonic())
-
-    @contextmanager
-    def doing(self, what: Doing) -> Iterator[None]:
-        """Inside, the thread does this; after it, what it did before."""
-        before, _ = self.now
-        self.now = (what, time.monotonic())
-        try:
-            yield
-        finally:
-            self.now = (before, time.monotonic())
-
-
 @dataclass(slots=True)
 class Published:
     """What became of a batch.
@@ -65,12 +33,12 @@ class Published:
     Attributes:
         accepted: what the broker has confirmed.
         refused: what it refused, with its reasons.
-        error: why it did not answer about the others, which are sent again; None: it answered about all.
+        answered: whether it answered about all. The others are sent again.
     """
 
     accepted: list[Waiting] = field(default_factory=list)
     refused: list[tuple[Waiting, str]] = field(default_factory=list)
-    error: AdapterError | None = None
+    answered: bool = True
 
 
 class Publishing:
@@ -78,13 +46,13 @@ class Publishing:
 
     Args:
         adapter: for the broker.
-        activity: is told when the thread waits for the broker.
+        condition: is told when the thread waits for the broker, and why the broker does not answer.
         tell: is told how many messages of a batch were confirmed, and how many refused.
     """
 
-    def __init__(self, adapter: Adapter, activity: Activity, tell: Callable[[int, int], object]) -> None:
+    def __init__(self, adapter: Adapter, condition: Condition, tell: Callable[[int, int], object]) -> None:
         self._adapter = adapter
-        self._activity = activity
+        self._condition = condition
         self._tell = tell
         self._is_open = self._is_fenced = False
         self._failures = 0
@@ -129,43 +97,21 @@ class Publishing:
             self.close()
             raise
 
-    def fence(self, buckets: Collection[int]) -> AdapterError | None:
-        """Take the fences of these buckets; what is read after that may be published.
-
-        Returns why the broker did not give them; then nothing may be published.
-        """
+    def fence(self, buckets: Collection[int]) -> None:
+        """Take the fences of these buckets, if the broker has any. What is read after that may be published."""
         fences = self._adapter.fences
-        if fences is None or not self._is_due:
-            return None
-        with self._activity.doing(Doing.BROKER):
-            try:
-                self._open()
-                fences.take(buckets)
-            except Exception as raised:
-                return self._lost(raised)
+        if fences is not None and self._ask(lambda: fences.take(buckets)):
             self._is_fenced = True
-        return None
 
-    def keep_alive(self) -> AdapterError | None:
-        """Let the adapter exchange heart-beats with its broker, without waiting, and open it if it is closed.
-
-        Returns why the broker refused the connection.
-        """
-        if not self._is_due:
-            return None
-        with self._activity.doing(Doing.BROKER):
-            try:
-                self._open()
-                self._adapter.receive(1, 0.0)
-            except Exception as raised:
-                return self._lost(raised)
-        return None
+    def keep_alive(self) -> None:
+        """Let the adapter exchange heart-beats with its broker, without waiting, and open it if it is closed."""
+        self._ask(lambda: self._adapter.receive(1, 0.0))
 
     def publish(self, messages: Sequence[Waiting]) -> Published:
         """Send a batch. After a broker's failure nothing is sent until its pause has ended."""
         published = Published()
         if messages and self.is_ready:
-            with self._activity.doing(Doing.BROKER):
+            with self._condition.doing(Doing.BROKER):
                 self._publish(messages, published)
             self._tell(len(published.accepted), len(published.refused))
         return published
@@ -184,7 +130,7 @@ class Publishing:
         for each in sorted(messages, key=lambda one: self._suspects.get(one.number, (0, 0))[0]):
             self._publish_together([each], published)
             # A refusal costs the bucket its fence, and what was read under it must be read again.
-            if published.error is not None or (published.refused and self._is_fenced):
+            if not published.answered or (published.refused and self._is_fenced):
                 return
             self._careful = max(self._careful - 1, 0)
 
@@ -198,11 +144,13 @@ class Publishing:
                 self._send(readable)
         except PublishError as raised:
             refused, unknown = raised.refused, raised.unknown
-            published.error = raised if unknown else None
+            if unknown:
+                self._condition.tell(raised)
         except Exception as raised:
-            published.error = _as_adapter_error(raised)
+            self._condition.tell(raised)
             unknown = dict.fromkeys(range(len(readable)), described(raised))
             self.close()
+        published.answered = not unknown
         for place, (each, _) in enumerate(readable):
             if place in refused:
                 published.refused.append((each, refused[place]))
@@ -212,7 +160,7 @@ class Publishing:
                 self._suspects.pop(each.number, None)
             elif len(readable) == 1:
                 self._suspect(each, unknown[place], published)
-        if published.error is None:
+        if published.answered:
             self._failures = 0
         else:
             self._careful = _CAREFUL
@@ -244,11 +192,20 @@ class Publishing:
             self._adapter.open([])
             self._is_open = True
 
-    def _lost(self, error: Exception) -> AdapterError:
-        """Close the adapter, because its broker refuses it; it is opened again later."""
-        self.close()
-        self._not_before = time.monotonic() + _REFUSED_S
-        return _as_adapter_error(error)
+    def _ask(self, question: Callable[[], object]) -> bool:
+        """Whether the broker answers. If not, the adapter is closed, and opened again later."""
+        if not self._is_due:
+            return False
+        with self._condition.doing(Doing.BROKER):
+            try:
+                self._open()
+                question()
+            except Exception as raised:
+                self.close()
+                self._not_before = time.monotonic() + _REFUSED_S
+                self._condition.tell(raised)
+                return False
+        return True
 
 
 def _read(each: Waiting, published: Published) -> Message | None:
@@ -263,7 +220,3 @@ def _read(each: Waiting, published: Published) -> Message | None:
 
 def _bucket(waiting: Waiting) -> int:
     return waiting.bucket if waiting.bucket >= 0 else -1 - waiting.bucket
-
-
-def _as_adapter_error(error: Exception) -> AdapterError:
-    return error if isinstance(error, AdapterError) else AdapterError(described(error))

@@ -18,9 +18,9 @@ from idempotent.logs import EventLog
 from idempotent.observe.counting import outboxes
 from idempotent.observe.observers import Observer, Observers
 from idempotent.outbox.outbox import Outbox
+from idempotent.outbox.relays.condition import Doing
 from idempotent.outbox.relays.destination import DestinationRelay, Settings
 from idempotent.outbox.relays.leases import relay_name
-from idempotent.outbox.relays.publishing import Doing
 from idempotent.outbox.wakes import Listener, can_listen
 from idempotent.policy import Backoff
 from idempotent.schema import LANE_BYTES
@@ -265,7 +265,7 @@ class Watch:
 
     def _word(self, destination: DestinationRelay) -> str | None:
         """How a destination is; None: it is stuck."""
-        doing, since = destination.activity.now
+        doing, since = destination.condition.now
         waited_s = time.monotonic() - since
         if doing is Doing.WAITS or waited_s < _LONG_S:
             return destination.word

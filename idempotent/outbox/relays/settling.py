@@ -10,7 +10,6 @@ from idempotent.checkers.side_calls import SideThreads
 from idempotent.logs import EventLog
 from idempotent.observe.log_lines import LogThrottle
 from idempotent.outbox.entries import lane_of
-from idempotent.outbox.relays.publishing import Publishing
 from idempotent.outbox.store import Hold, OutboxStore, Refusal, Waiting
 from idempotent.policy import Backoff
 
@@ -21,31 +20,18 @@ _AT_ONCE: Final = 100
 
 
 class Holds:
-    """Holds lanes, and tries them again.
+    """Sets lanes aside whose message was refused, and says when to try them again.
 
     Args:
         store: the outbox.
         destination: the name of the broker.
-        publishing: publishes.
-        deletions: deletes what is published.
         backoff: after how long a refused message is tried again.
         skips: hold a refused message alone; False: with it all later ones of its order key.
     """
 
-    def __init__(
-        self,
-        store: OutboxStore,
-        destination: str,
-        publishing: Publishing,
-        deletions: Deletions,
-        backoff: Backoff,
-        *,
-        skips: bool,
-    ) -> None:
+    def __init__(self, store: OutboxStore, destination: str, backoff: Backoff, *, skips: bool) -> None:
         self._store = store
         self._destination: Final = destination
-        self._publishing = publishing
-        self._deletions = deletions
         self._backoff = backoff
         self._skips = skips
         self._told = LogThrottle()
@@ -78,24 +64,18 @@ class Holds:
         for each in refusals:
             self._tell(each)
 
-    def retry(self, buckets: Iterable[int]) -> Exception | None:
-        """Try held lanes whose time has come. Returns why the broker did not answer, if it did not."""
+    def due(self, buckets: Iterable[int]) -> list[Hold]:
+        """Held lanes whose time has come, each with the message to try; without one, a person has dropped it."""
         if not self._store.has_holds(buckets):
-            return None
+            return []
         holds = self._store.due_holds(buckets, self._destination, _AT_ONCE)
         for hold in holds:
             if hold.first is None:
                 hold.first = self._store.first_held(hold)
-        holds = [hold for hold in holds if hold.first is None or hold.first.destination == self._destination]
-        by_number = {hold.first.number: hold for hold in holds if hold.first is not None}
-        published = self._publishing.publish([hold.first for hold in holds if hold.first is not None])
-        self._deletions.add(published.accepted)
-        self._let_go([by_number[message.number] for message in published.accepted])
-        self._let_go([hold for hold in holds if hold.first is None])
-        self.hold(published.refused)
-        return published.error
+        return [hold for hold in holds if hold.first is None or hold.first.destination == self._destination]
 
-    def _let_go(self, holds: Sequence[Hold]) -> None:
+    def let_go(self, holds: Sequence[Hold]) -> None:
+        """Let what waits in these lanes be read again."""
         if holds:
             self._store.let_go(holds)
             log.info("outbox_lanes_freed", extra={"lanes": len(holds)})
