@@ -270,7 +270,7 @@ class Assignment:
         self._commits.wait(consumer, timeout_s)
         is_done = self._commits.is_busy
         while not is_done:
-            self._send(consumer, repeat=True)
+            self._send(consumer)
             self._commits.wait(consumer, until - time.monotonic())
             is_done = time.monotonic() < self._commits.retry_at or time.monotonic() > until
 
@@ -302,14 +302,11 @@ class Assignment:
         """End the epochs of all partitions."""
         self._end(list(self._turns))
 
-    def _send(self, consumer: KafkaConsumer, *, repeat: bool = False) -> None:
-        """Start a commit of all partitions; with `repeat`, also of offsets that were committed before."""
+    def _send(self, consumer: KafkaConsumer) -> None:
         self._finished = 0
         self._committed_at = time.monotonic()
         self._commits.retry_at = math.inf
-        marks = {p: mark for p, mark in _marks(self._turns).items() if repeat or mark > p.committed}
-        if marks:
-            self._commits.start(consumer, marks)
+        self._commits.start(consumer, _marks(self._turns))
 
     def _begin(self, names: Sequence[Name]) -> list[Partition]:
         ids = self._topic_ids.ask({topic for topic, _ in names})

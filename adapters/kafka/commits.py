@@ -40,9 +40,10 @@ _REBALANCING: Final = frozenset(
 
 
 class Commits(ABC):
-    """Commits marks, one set after the other, and sets `Partition.committed` to the last one.
+    """Commits those of the marks that are above `Partition.committed`, one set after the other.
 
-    Belongs to the adapter's thread, and does not raise: a failed commit is due again at `retry_at`.
+    What the broker has confirmed is not repeated, because the topic may have been created again since; and no offset is
+    set back. Belongs to the adapter's thread, and does not raise: a failed commit is due again at `retry_at`.
     """
 
     retry_at: float = math.inf
@@ -77,9 +78,7 @@ class Commits(ABC):
         """Why the worker must stop; None if it need not."""
         return None
 
-    def _owe(self, marks: Marks, wait_s: float = RETRY_S) -> None:
-        for partition in marks:
-            partition.committed = -1
+    def _owe(self, wait_s: float = RETRY_S) -> None:
         self.retry_at = time.monotonic() + wait_s
 
 
@@ -96,11 +95,12 @@ class OffsetCommits(Commits):
         return self._asked_at is not None and time.monotonic() - self._asked_at < _ANSWER_S
 
     def start(self, consumer: KafkaConsumer, marks: Marks) -> None:
-        self._asked = {(partition.topic, partition.number): partition for partition in marks}
-        self._commit(consumer, marks, asynchronous=True)
+        new = new_of(marks)
+        self._asked = {(partition.topic, partition.number): partition for partition in new}
+        self._commit(consumer, new, asynchronous=True)
 
     def commit(self, consumer: KafkaConsumer, marks: Marks) -> bool:
-        return self._commit(consumer, marks, asynchronous=False)
+        return self._commit(consumer, new_of(marks), asynchronous=False)
 
     def upkeep(self, consumer: KafkaConsumer) -> None:
         """The consumer needs none."""
@@ -113,34 +113,43 @@ class OffsetCommits(Commits):
     def on_commit(self, error: KafkaError | None, committed: Sequence[TopicPartition]) -> None:
         self._asked_at = None
         for tp in committed:
+            partition = self._asked.get((tp.topic, tp.partition))
             problem = error or tp.error
             if problem is None or problem.code() == KafkaError._NO_OFFSET:  # noqa: SLF001 - public, despite its name
+                if partition is not None:
+                    partition.committed = tp.offset
                 continue
             log.log(
                 level_of(problem),
                 "commit_failed",
                 extra={"topic": tp.topic, "partition": tp.partition, "error": error_of(problem)},
             )
-            partition = self._asked.get((tp.topic, tp.partition))
             if partition is not None:
-                self._owe({partition: -1})
+                self._owe()
 
     def _commit(self, consumer: KafkaConsumer, marks: Marks, *, asynchronous: bool) -> bool:
+        if not marks:
+            return True
         offsets = offsets_of(marks)
         try:
             if asynchronous:
                 consumer.commit(offsets=offsets, asynchronous=True)
                 self._asked_at = time.monotonic()
-            else:
-                raise_if_refused(consumer.commit(offsets=offsets, asynchronous=False))
+                return True
+            raise_if_refused(consumer.commit(offsets=offsets, asynchronous=False))
         except KafkaException as error:
             # The next commit repeats these offsets, or the partitions have another owner.
             log.log(level_of(error.args[0]), "commit_failed", extra={"error": error_of(error)})
-            self._owe(marks)
+            self._owe()
             return False
         for partition, mark in marks.items():
             partition.committed = mark
         return True
+
+
+def new_of(marks: Marks) -> dict[Partition, int]:
+    """The marks above what the broker has confirmed."""
+    return {partition: mark for partition, mark in marks.items() if mark > partition.committed}
 
 
 def offsets_of(marks: Marks) -> list[TopicPartition]:

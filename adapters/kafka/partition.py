@@ -79,7 +79,7 @@ class Partition:
         self.is_open = True
         self.is_paused = False
         self.committed = -1
-        """The greatest offset in a sent commit."""
+        """The last offset of which the broker has confirmed a commit; -1: none since the assignment."""
         self.foreign_id: str | None = None
         """The id of a later topic of this name, once the log has told of it."""
         self.outputs: Final = Outputs()

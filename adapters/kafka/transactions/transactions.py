@@ -17,8 +17,9 @@ from idempotent.adapters.kafka.client import (
     error_of,
     make_client,
 )
-from idempotent.adapters.kafka.commits import RETRY_S, Commits, Marks, offsets_of
+from idempotent.adapters.kafka.commits import RETRY_S, Commits, Marks, new_of, offsets_of
 from idempotent.adapters.kafka.outputs import Produced
+from idempotent.adapters.kafka.partition import Partition
 from idempotent.adapters.kafka.transactions.open_transaction import NO_LIMIT, OpenTransaction, Refusal, Step
 from idempotent.logs import EventLog
 from idempotent.observe.log_lines import about_message
@@ -82,12 +83,10 @@ class Transactions(Commits):
     def start(self, consumer: KafkaConsumer, marks: Marks) -> None:
         capped = {partition: partition.outputs.cap(mark) for partition, mark in marks.items()}
         if capped != marks:
-            self._owe({})
-        new = {partition: mark for partition, mark in capped.items() if mark > partition.committed}
+            self._owe()
+        new = new_of(capped)
         if new and self._fault is None:
             self._open = OpenTransaction.of(new, self._most)
-            for partition, mark in self._open.marks.items():
-                partition.committed = mark
             self.upkeep(consumer)
 
     def commit(self, consumer: KafkaConsumer, marks: Marks) -> bool:
@@ -140,7 +139,7 @@ class Transactions(Commits):
                 # Read before the partitions are checked: a later rebalance makes this metadata stale.
                 member = consumer.consumer_group_metadata()
                 if member.startswith(_NO_MEMBER) or not transaction.is_open:
-                    self._end(transaction)
+                    self._end()
                     return True
                 transaction.begin(client, member)
             case Step.PRODUCE:
@@ -199,12 +198,12 @@ class Transactions(Commits):
 
     def _committed(self, transaction: OpenTransaction) -> None:
         for partition, mark in transaction.marks.items():
-            partition.outputs.drop_before(mark)
+            _confirm(partition, mark)
         self._most = min(self._most * 2, NO_LIMIT)
         self._open = None
         self._producer.end(transaction.began)
         if not transaction.is_whole:
-            self._owe({}, 0.0)
+            self._owe(0.0)
 
     def _aborted(self, transaction: OpenTransaction) -> None:
         refusals = transaction.refusals
@@ -225,7 +224,7 @@ class Transactions(Commits):
             self._on_refused(produced, refusal)
         if not refusals and transaction.error is not None:
             self._log_failure(error_of(transaction.error))
-        self._end(transaction, 0.0 if refusals else RETRY_S)
+        self._end(0.0 if refusals else RETRY_S)
 
     def _look(self, transaction: OpenTransaction, consumer: KafkaConsumer) -> bool:
         """Read the group's offsets to learn whether the transaction was committed."""
@@ -239,20 +238,20 @@ class Transactions(Commits):
             self._log_waiting(problem)
             return False
         offsets = {(tp.topic, tp.partition): tp.offset for tp in found}
-        missing = {}
+        is_missing = False
         for partition, mark in transaction.marks.items():
-            if offsets[partition.topic, partition.number] >= mark:
-                partition.outputs.drop_before(mark)
+            if offsets[partition.topic, partition.number] < mark:
+                is_missing = True
             else:
-                missing[partition] = mark
+                _confirm(partition, mark)
         self._open = None
-        if missing or not transaction.is_whole:
-            self._owe(missing)
+        if is_missing or not transaction.is_whole:
+            self._owe()
         return True
 
-    def _end(self, transaction: OpenTransaction, wait_s: float = RETRY_S) -> None:
+    def _end(self, wait_s: float = RETRY_S) -> None:
         self._open = None
-        self._owe(transaction.marks, wait_s)
+        self._owe(wait_s)
 
     def _log_failure(self, error: str) -> None:
         log.warning("transaction_failed", extra={"transaction": self._id, "error": error})
@@ -261,6 +260,11 @@ class Transactions(Commits):
         if time.monotonic() - self._complained_at > _SILENCE_S:
             self._complained_at = time.monotonic()
             log.warning("transaction_waits", extra={"transaction": self._id, "error": error_of(error)})
+
+
+def _confirm(partition: Partition, mark: int) -> None:
+    partition.committed = mark
+    partition.outputs.drop_before(mark)
 
 
 class TransactionalProducer:

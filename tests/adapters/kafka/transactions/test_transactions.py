@@ -157,7 +157,7 @@ def test_what_stays_after_a_revoke_is_committed_without_another_message(broker, 
         group = adapter._group
         if is_owed:  # a transaction was aborted a moment ago
             group.assignment._finished = 0
-            group._commits._owe(dict.fromkeys(group.assignment._turns, 2))
+            group._commits._owe()
         group.assignment.on_revoke(group.consumer, [TopicPartition(line.source, 0)])
         assert line.committed() == 2
         until(lambda: adapter.receive(1, 0.1) == [] and line.committed() == 4, "the other's")
