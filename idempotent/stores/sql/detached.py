@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -152,7 +153,9 @@ class DetachedConnections:
                 limit_answer(driver, answer_s)
             if dialect.settings:
                 own = dialect.own_settings if self._autocommit else ""
-                limit = dialect.lock_limit if self._waits_briefly else ""
+                # Shorter than an answer may take: what the client gives up must not wait on in the server.
+                table_s = math.ceil(answer_s) - 1
+                limit = dialect.lock_limit.format(table_s) if self._waits_briefly else ""
                 execute(driver, f"{dialect.settings}{own}{limit}")
             return Detached(connection, driver, pool, time.monotonic(), closings)
         except BaseException:

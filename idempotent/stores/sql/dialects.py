@@ -97,7 +97,7 @@ class SqlDialect:
         locking_read: the suffix with which a SELECT sees the newest committed rows inside a transaction.
         autocommits: whether a driver connection is in autocommit.
         in_transaction: whether, as far as the driver knows, the transaction is still open and usable.
-        lock_limit: and a limit for lock waits, of a second, or two if the table is locked; empty: the claims set it, or
+        lock_limit: and a limit for lock waits: a second for a row, and {} for a table; empty: the claims set it, or
             nothing waits.
         prepare: prepares a driver connection for the library's statements; cheap, may be called again.
         statement_limit: a query for the longest statement that the server takes, in bytes; None: longer than any.
@@ -207,7 +207,7 @@ def dialect_for(dialect: Dialect) -> SqlDialect:
             blob="BINARY",
             conflict=Conflict.RETURNS_ALL if mariadb and dialect.insert_returning else Conflict.SILENT,
             locking_read=" LOCK IN SHARE MODE",
-            lock_limit=", innodb_lock_wait_timeout=1, lock_wait_timeout=2",
+            lock_limit=", innodb_lock_wait_timeout=1, lock_wait_timeout={}",
             autocommits=lambda connection: bool(connection.get_autocommit()),
             in_transaction=_mysql_in_transaction,
             prepare=_no_preparation,
