@@ -24,6 +24,9 @@
     │   ├── RunConflictError          another run holds a key, or another driver the run, and the wait for it ended
     │   ├── UnpublishedClaimsError    the run claimed other keys than it is about to publish
     │   └── ClaimsExpiredError        the store may have forgotten claims of the run
+    ├── InProgressError               another call has the key, or its result cannot be waited for any longer
+    ├── DuplicateError                the block of a key that is done must not run again
+    ├── ResultNotStoredError          the effect happened, and its result cannot be given again
     ├── DeadKeyError                  the key is DEAD: attempts used up, fatal error, or effect unknown
     ├── HandlerTimeoutError           a handler took longer than its handler_timeout_s (also a TimeoutError)
     ├── HandlerCancelledError         a task that the handler awaited was cancelled, and not the handler's own task
@@ -271,6 +274,36 @@ class UnpublishedClaimsError(RunError):
 
 class ClaimsExpiredError(RunError):
     """Claims of this run may have expired in the store, so the run must not be committed."""
+
+
+class InProgressError(IdempotentError):
+    """Another call with this key is running. Call again later, with the same key.
+
+    Attributes:
+        retry_after_s: seconds after which another call is worth it.
+    """
+
+    def __init__(self, message: str | None = None, *, retry_after_s: float = 1.0) -> None:
+        """Say when to call again."""
+        super().__init__(message)
+        self.retry_after_s: Final = retry_after_s
+
+
+class DuplicateError(IdempotentError):
+    """The key is done: the block has run before, and must not run again.
+
+    Attributes:
+        value: the value that the first run stored, or None.
+    """
+
+    def __init__(self, message: str | None = None, *, value: object = None) -> None:
+        """Hand on what the first run stored."""
+        super().__init__(message)
+        self.value: Final = value
+
+
+class ResultNotStoredError(IdempotentError):
+    """The effect of this key has happened, but its result was not stored, or cannot be read. It does not run again."""
 
 
 class DeadKeyError(IdempotentError):
