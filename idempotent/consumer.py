@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import attrgetter
 from pickle import PicklingError
-from typing import TYPE_CHECKING, Any, Final, Generic, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, cast, overload
 from uuid import UUID
 
 from idempotent.checkers.base import AbstractIdempotentChecker
@@ -26,8 +26,7 @@ from idempotent.processing.binding import Binding
 from idempotent.processing.calling import current_claim
 from idempotent.processing.group import process_many
 from idempotent.processing.handler import Handler
-from idempotent.processing.options import MAX_DEATHS, ConsumerOptions
-from idempotent.processing.results import raised_by_handler
+from idempotent.processing.options import MAX_DEATHS, ConsumerOptions, PlainJson
 from idempotent.processing.single import process_one
 from idempotent.processing.steps import drive, drive_async
 
@@ -120,6 +119,21 @@ class AnyConsumer:
             binding = self._binding = self.bind(checker)
         return binding
 
+    def binding_for(self, call: Callable[..., Any], session: type | None = None) -> Binding:
+        """The binding with a function in the place of the handler, for one call; see `process`.
+
+        Raises:
+            ConfigurationError: the checker has no such session to give. And what `checker` raises.
+        """
+        binding = self.binding
+        if session is not None and session is not self.handler.session_type:
+            _demand_session(binding.checker, session, "call")
+
+        def handle(_: Message, *given: Any) -> Any:
+            return call(*given)
+
+        return binding.with_handler(Handler(handle, session, batch=False, is_async=self.handler.is_async))
+
     def check(self) -> None:
         """Look up the checker and bind to it, as a Worker does at start. Raises what `checker` raises."""
         self._binding = self.bind(self._resolve())
@@ -158,13 +172,8 @@ class AnyConsumer:
         kind = type(checker).__name__
         if isinstance(checker, TransactionHooks) and checker.is_async is not self.handler.is_async:
             raise ConfigurationError(_wrong_engine(self.handler, kind))
-        if self.handler.session_type and not transactional:
-            raise ConfigurationError(
-                f"{self.handler.name} takes {self.handler.session_type.__name__} objects, but {kind} has no "
-                "transaction to share; use a TransactionalSqlChecker, or remove the parameter"
-            )
-        if self.handler.session_type and isinstance(checker, TransactionHooks):
-            checker.check_argument(self.handler.session_type)
+        if self.handler.session_type:
+            _demand_session(checker, self.handler.session_type, self.handler.name)
         if transactional and self.options.on_store_error is OnStoreError.PROCESS:
             raise ConfigurationError(
                 f"{self.name}: on_store_error='process' cannot go with {kind}: without its database the "
@@ -187,8 +196,12 @@ class AnyConsumer:
                 f"earlier ones after retention_s={checker.retention_s:g}, so they would begin again and again "
                 f"(max_attempts={self.options.max_attempts}); raise retention_s, or lower the backoff's maximum_s"
             )
-        for name in ("key", "fingerprint", "store_result"):
-            if checker.remembers.by_position and getattr(self.options, name):
+        for name, given in (
+            ("key", self.options.key),
+            ("fingerprint", self.options.fingerprint),
+            ("store_result" if isinstance(self.options.results, PlainJson) else "codec", self.options.results),
+        ):
+            if checker.remembers.by_position and given:
                 raise ConfigurationError(
                     f"{self.name}: {name}= cannot go with {kind}, which identifies a message by its offset; "
                     "remove it, or use a TransactionalSqlChecker"
@@ -247,11 +260,26 @@ class Consumer(AnyConsumer, Generic[HandlerT_co]):
         """Process one message. Raises what `checker` raises, and the handler's exception after its key was released."""
         return _returned(self.process(message))
 
-    def process(self: Consumer[Callable[..., R]], message: Message) -> Result[R | None]:
-        """Process one message. The handler's exception is in `Result.error`. Raises what `checker` raises."""
+    @overload
+    def process(self: Consumer[Callable[..., R]], message: Message) -> Result[R | None]: ...
+    @overload
+    def process(
+        self, message: Message, *, call: Callable[..., R], session: type | None = None
+    ) -> Result[R | None]: ...
+    def process(
+        self, message: Message, *, call: Callable[..., Any] | None = None, session: type | None = None
+    ) -> Result[Any]:
+        """Process one message. The handler's exception is in `Result.error`. Raises what `checker` raises.
+
+        Args:
+            message: the message.
+            call: what runs in the place of the handler, without arguments.
+            session: the type of the session or connection that `call` is given, such as SQLAlchemy's Session.
+        """
         if not isinstance(message, Message):
             raise _no_message(message)
-        result = drive(process_one(self.binding, message))
+        binding = self.binding if call is None else self.binding_for(call, session)
+        result = drive(process_one(binding, message))
         self.observers.count(self.name, result.outcome)
         if self.observers.watch_results:
             self.observers.processed(self.name, (message,), (result,))
@@ -289,11 +317,27 @@ class AsyncConsumer(AnyConsumer, Generic[HandlerT_co]):
         """Process one message. Raises what `checker` raises, and the handler's exception after its key was released."""
         return _returned(await self.process(message))
 
-    async def process(self: AsyncConsumer[Callable[..., Awaitable[R]]], message: Message) -> Result[R | None]:
-        """Process one message. The handler's exception is in `Result.error`. Raises what `checker` raises."""
+    @overload
+    async def process(
+        self: AsyncConsumer[Callable[..., Awaitable[R]]], message: Message
+    ) -> Result[R | None]: ...
+    @overload
+    async def process(
+        self, message: Message, *, call: Callable[..., Awaitable[R]], session: type | None = None
+    ) -> Result[R | None]: ...
+    async def process(
+        self, message: Message, *, call: Callable[..., Any] | None = None, session: type | None = None
+    ) -> Result[Any]:
+        """Process one message. The handler's exception is in `Result.error`. Raises what `checker` raises.
+
+        Args:
+            message: the message.
+            call: an `async def` that runs in the place of the handler, without arguments.
+            session: the type of the session or connection that `call` is given, such as SQLAlchemy's AsyncSession.
+        """
         if not isinstance(message, Message):
             raise _no_message(message)
-        binding = self.binding
+        binding = self.binding if call is None else self.binding_for(call, session)
         return await drive_async(
             process_one(binding, message),
             binding.checker.awaiting,
@@ -314,6 +358,16 @@ class AsyncConsumer(AnyConsumer, Generic[HandlerT_co]):
             binding.checker.awaiting,
             lambda results: self.report(messages, results),
         )
+
+
+def _demand_session(checker: AbstractIdempotentChecker, session: type, who: str) -> None:
+    """Refuse a checker that has no such session to give."""
+    if not isinstance(checker, TransactionHooks):
+        raise ConfigurationError(
+            f"{who} takes {session.__name__} objects, but {type(checker).__name__} has no "
+            "transaction to share; use a TransactionalSqlChecker, or remove the parameter"
+        )
+    checker.check_argument(session)
 
 
 def _wrong_engine(handler: Handler, kind: str) -> str:
@@ -347,9 +401,8 @@ def _is_disabled(name: str) -> bool:
 
 def _returned(result: Result[R]) -> Result[R]:
     """The result; if its handler failed, raise the handler's exception."""
-    error = raised_by_handler(result)
-    if error is not None:
-        raise error
+    if result.is_handler_error and result.error is not None:
+        raise result.error
     return result
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic
 
+from idempotent.errors import DeadKeyError
+
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
@@ -89,6 +91,7 @@ class Result(Generic[T_co]):
         delayed: the message is IN_PROGRESS because its handler has failed in another delivery: deliver it again after
             `retry_after_s`, as that one.
         reason: why the message is IN_PROGRESS, for people; None: another delivery has its key.
+        replayed: `value` is what an earlier run returned, as it was stored. A DUPLICATE without it has no value.
     """
 
     outcome: Outcome
@@ -98,8 +101,15 @@ class Result(Generic[T_co]):
     attempt: int | None = None
     delayed: bool = False
     reason: str | None = field(default=None, compare=False)
+    replayed: bool = field(default=False, compare=False)
 
     @property
     def action(self) -> Action:
         """What the adapter must do with the delivery."""
         return Action.DELAY if self.delayed else _ACTIONS[self.outcome]
+
+    @property
+    def is_handler_error(self) -> bool:
+        """Whether `error` is the handler's own exception, which its consumer does not ignore."""
+        failed = self.outcome is Outcome.FAILED or self.outcome is Outcome.DEAD
+        return failed and self.error is not None and not isinstance(self.error, DeadKeyError)

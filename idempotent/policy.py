@@ -39,6 +39,17 @@ class OnExpiredLease(Enum):
     PARK = "park"
 
 
+class OnCancel(Enum):
+    """What the cancellation of a handler means for an effect that it has begun."""
+
+    RETRY = "retry"
+    """The key is free: the next delivery runs the handler again."""
+    PARK = "park"
+    """The key is DEAD, "effect unknown", until a person decides."""
+    FINISH = "finish"
+    """The handler runs to its end and is recorded; then its task is cancelled."""
+
+
 class Handling(Enum):
     """What an exception from a handler means."""
 

@@ -27,19 +27,21 @@ from typing import (
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import UNBOUNDED
+from idempotent.codecs import Codec, Framed
 from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
 from idempotent.errors import ConfigurationError, UnknownCheckerError
 from idempotent.message import Message
 from idempotent.observe.counting import counters
 from idempotent.observe.observers import Observer, Observers
-from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
-from idempotent.processing.handler import handler_of
+from idempotent.policy import Backoff, ExceptionPolicy, OnCancel, OnExpiredLease, OnMissingKey, OnStoreError
+from idempotent.processing.handler import Handler, handler_of
 from idempotent.processing.options import (
     MAX_DEATHS,
     ConsumerOptions,
     Exceptions,
     ExpiredLeasePolicy,
     KeyFunction,
+    PlainJson,
     check_options,
     exceptions,
 )
@@ -161,6 +163,9 @@ class Registry:
         batch: bool = False,
         concurrency: int | None = None,
         handler_timeout_s: float | None = None,
+        on_cancel: OnCancel | Literal["retry", "park", "finish"] = OnCancel.RETRY,
+        codec: Codec | None = None,
+        registered: bool = True,
     ) -> Decorator | BatchDecorator:
         """Decorate a handler `(message)` or `(message, session)` so that its effect happens once.
 
@@ -194,6 +199,11 @@ class Registry:
                 runs. A slow consumer with a limit leaves threads to the others.
             handler_timeout_s: seconds after which an `async def` handler is cancelled and has failed with a
                 TimeoutError; None: never.
+            on_cancel: what the cancellation of a handler means for an effect that it has begun: `retry` frees the key,
+                `park` makes it dead until a person decides, `finish` lets an `async def` handler run to its end.
+            codec: stores what the handler returns in a form of your own, and returns it for duplicates; see
+                `idempotent.codecs`.
+            registered: False: no worker consumes for it, only your calls do, and its name may be used again.
 
         Raises:
             ConfigurationError: invalid or contradictory options, or a handler with other parameters.
@@ -215,9 +225,14 @@ class Registry:
                 "on_expired_lease other than 'retry' cannot go with batch=True: when a process dies, it is unknown "
                 "which messages of its batch ran"
             )
-        if flag(store_result, "store_result") and batch:
+        if (flag(store_result, "store_result") or codec is not None) and batch:
             raise ConfigurationError(
-                "store_result cannot go with batch=True: a batch returns no result per message"
+                "store_result and codec cannot go with batch=True: a batch returns no result per message"
+            )
+        cancelled = choice(OnCancel, on_cancel, "on_cancel")
+        if batch and cancelled is OnCancel.PARK:
+            raise ConfigurationError(
+                "on_cancel='park' cannot go with batch=True: it is unknown which messages of the batch ran"
             )
         options = ConsumerOptions(
             key=None
@@ -239,31 +254,34 @@ class Registry:
             fingerprint=None
             if fingerprint is None
             else function(fingerprint, "fingerprint", "lambda message: message.body"),
-            store_result=store_result,
+            results=PlainJson() if store_result and codec is None else codec and Framed(codec),
             concurrency=None if concurrency is None else whole(concurrency, "concurrency"),
             handler_timeout_s=seconds_or_none(handler_timeout_s, "handler_timeout_s"),
+            on_cancel=cancelled,
         )
+        flag(registered, "registered")
 
         # An instance cannot be overridden; a name is looked up at every message.
         resolve = (
             (lambda: named) if isinstance(named, AbstractIdempotentChecker) else partial(self._resolve, named)
         )
 
-        def decorate(handled: Callable[..., Any]) -> AnyConsumer:
+        def decorate(handled: Callable[..., Any] | Handler) -> AnyConsumer:
             _refuse_consumer(handled)
-            handler = handler_of(handled, batch=batch)
+            handler = handled if isinstance(handled, Handler) else handler_of(handled, batch=batch)
             check_options(handler, options)
             made = (AsyncConsumer if handler.is_async else Consumer)(
                 subject, group, handler, options, resolve, self.observers
             )
-            if made.name in self._consumers:
+            if registered and made.name in self._consumers:
                 raise ConfigurationError(
                     f"{made.name} has a consumer already, {self._consumers[made.name].handler.name}; give this one "
                     "another group"
                 )
             if isinstance(named, AbstractIdempotentChecker) or "://" in named:
                 made.check_options(self._resolve(named))
-            self._consumers[made.name] = made
+            if registered:
+                self._consumers[made.name] = made
             self.observers.declared(made.name)
             return made
 
@@ -364,6 +382,9 @@ class ConsumerSettings(TypedDict, total=False):
     store_result: bool
     concurrency: int | None
     handler_timeout_s: float | None
+    on_cancel: OnCancel | Literal["retry", "park", "finish"]
+    codec: Codec | None
+    registered: bool
 
 
 class Ordered(Protocol):

@@ -18,6 +18,7 @@ from idempotent.checkers import (
     SqlChecker,
     TransactionalSqlChecker,
 )
+from idempotent.codecs import JsonCodec
 from idempotent.errors import ConfigurationError, UnknownCheckerError
 from tests.support.consumers import message
 
@@ -100,6 +101,9 @@ def generator_handler(message):
         (lambda: declare(print_message, handler_timeout_s=1), "a thread cannot be cancelled"),
         (lambda: declare(print_message, batch=True, on_expired_lease="park"), "cannot go with batch"),
         (lambda: declare(print_message, batch=True, store_result=True), "cannot go with batch"),
+        (lambda: declare(print_message, batch=True, codec=JsonCodec()), "cannot go with batch"),
+        (lambda: declare(print_message, batch=True, on_cancel="park"), "cannot go with batch"),
+        (lambda: declare(print_message, on_cancel="finish"), "which no task cancels"),
         (lambda: Registry().consumer("", checker=MemoryChecker()), "subject"),
         (lambda: declare(print_message, checker="nonsense://x"), "the URL is invalid"),
         (lambda: SqlChecker("sqlite://"), "in-memory"),
@@ -143,6 +147,9 @@ OPTIONS = {
     "on_missing_key": (["process"], ()),
     "batch": ([True], ()),
     "concurrency": ([1], ()),
+    "on_cancel": (["park"], ()),
+    "codec": ([JsonCodec()], POSITIONS),
+    "registered": ([False], ()),
 }
 
 

@@ -30,6 +30,7 @@ from idempotent.checkers import (
     TransactionalSqlChecker,
     checker_from_url,
 )
+from idempotent.codecs import JsonCodec
 from idempotent.errors import ConfigurationError
 from idempotent.observe import Observer
 from idempotent.outbox import Outbox, Relay
@@ -170,6 +171,9 @@ REFUSED = {
         "batch": FLAG,
         "concurrency": OR_NONE["whole"] + (0,),
         "handler_timeout_s": OR_NONE["seconds"] + (0,),
+        "on_cancel": (*CHOICE, None),
+        "codec": (5, "json", object(), JsonCodec),
+        "registered": FLAG,
     },
     "Backoff": {
         "initial_s": SECONDS,

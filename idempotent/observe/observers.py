@@ -79,7 +79,7 @@ class Observers:
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._all: tuple[Observer, ...] = ()
         self._counting: tuple[Callable[[str, Outcome | Event, int], None], ...] = ()
-        self._declared: list[str] = []
+        self._declared: dict[str, None] = {}
         self.watch_claims = False
         self.watch_runs = False
         self.watch_results = False
@@ -109,7 +109,9 @@ class Observers:
             _tell(observer.declared, consumer)
 
     def declared(self, consumer: str) -> None:
-        self._declared.append(consumer)
+        if consumer in self._declared:
+            return
+        self._declared[consumer] = None
         for observer in self._all:
             _tell(observer.declared, consumer)
 

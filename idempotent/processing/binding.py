@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Final
 from uuid import UUID
 
@@ -20,10 +20,11 @@ from idempotent.message import Message, Position
 from idempotent.observe.events import Event
 from idempotent.observe.log_lines import LogThrottle, about_message
 from idempotent.observe.observers import Observers
-from idempotent.policy import OnExpiredLease, causes
+from idempotent.policy import OnCancel, OnExpiredLease, causes
 from idempotent.processing.calling import AsyncCalls, Calls
 from idempotent.processing.handler import Handler
 from idempotent.processing.options import ConsumerOptions, KeyFunction
+from idempotent.processing.steps import FINISH, RUN
 from idempotent.values import changed
 
 log = EventLog(__name__)
@@ -152,6 +153,7 @@ class Binding:
         lone: claims and completes the key of one message alone.
         combiner: the same, if single messages share rounds; None: each has statements of its own.
         calls: runs its handler.
+        runs: the kind of the step that does so.
         transactions: the checker's transaction hooks.
         requests: makes the requests for its keys.
         store_failures: which failures of the store are logged.
@@ -169,7 +171,7 @@ class Binding:
         disabled: bool,
     ) -> None:
         self.name: Final = keys.name
-        self.handler: Final = handler
+        self.handler = handler
         self.options: Final = options
         self.checker: Final = checker
         self.observers: Final = observers
@@ -178,22 +180,31 @@ class Binding:
         self.lone: Final[ClaimProtocol | Combiner] = checker.lone
         self.combiner: Final = self.lone if isinstance(self.lone, Combiner) else None
         self.transactions: Final = transactions_of(checker)
-        self.calls: Final = (
-            AsyncCalls(
-                self.name,
-                handler,
-                checker.awaiting,
-                self.transactions,
-                observers,
-                options.handler_timeout_s,
-            )
-            if handler.is_async
-            else Calls(self.name, handler, self.transactions, observers)
-        )
+        self.calls: Calls | AsyncCalls = self._calls_of(handler)
+        self.runs: Final = FINISH if options.on_cancel is OnCancel.FINISH else RUN
         self.requests: Final = Requests(keys, options, by_position=checker.remembers.by_position)
         self.store_failures: Final = LogThrottle()
         self.undone_transactions: Final = LogThrottle()
         self._lost: Final[dict[bytes, None]] = {}
+
+    def _calls_of(self, handler: Handler) -> Calls | AsyncCalls:
+        if not handler.is_async:
+            return Calls(self.name, handler, self.transactions, self.observers)
+        return AsyncCalls(
+            self.name,
+            handler,
+            self.checker.awaiting,
+            self.transactions,
+            self.observers,
+            self.options.handler_timeout_s,
+        )
+
+    def with_handler(self, handler: Handler) -> Binding:
+        """The same with another handler, for one call."""
+        other = copy(self)
+        other.handler = handler
+        other.calls = self._calls_of(handler)
+        return other
 
     def about(self, message: Message) -> dict[str, object]:
         """The fields of a log line about a message."""
@@ -231,28 +242,30 @@ class Binding:
         return True
 
     def encode(self, value: Any, message: Message) -> bytes | None:
-        """What the handler of a message returned, as JSON; None if it is not stored, or cannot be."""
-        if not self.options.store_result:
+        """What is stored of a value that the handler of a message returned; None if it is not stored, or cannot be."""
+        results = self.options.results
+        if results is None:
             return None
         try:
-            encoded = json.dumps(value, separators=(",", ":")).encode()
+            encoded = results.encode(value)
         except Exception as error:  # such as a RecursionError; the effect has happened and must not fail now
-            self._result_not_stored(message, f"not JSON: {error}")
+            self._result_not_stored(message, described(error))
             return None
         if len(encoded) > RESULT_LIMIT:
             self._result_not_stored(message, f"{len(encoded)} bytes; the limit is {RESULT_LIMIT}")
             return None
         return encoded
 
-    def decode(self, result: bytes | None, message: Message) -> Any:
-        """The value of a stored result, if the consumer stores results; None if it cannot be read."""
-        if result is None or not self.options.store_result:
-            return None
+    def decode(self, result: bytes | None, message: Message) -> tuple[Any, bool]:
+        """The value of a stored result, if the consumer stores results, and whether there is one that can be read."""
+        results = self.options.results
+        if result is None or results is None:
+            return None, False
         try:
-            return json.loads(result)
-        except (ValueError, RecursionError) as error:  # the message is a duplicate all the same
+            return results.decode(result), True
+        except Exception as error:  # the message is a duplicate all the same
             log.warning("result_not_read", extra={**self.about(message), "error": described(error)})
-            return None
+            return None, False
 
     def _result_not_stored(self, message: Message, why: str) -> None:
         self.observers.count(self.name, Event.RESULT_NOT_STORED)

@@ -10,7 +10,8 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextvars import ContextVar
+from contextlib import suppress
+from contextvars import ContextVar, Token
 from functools import partial
 from itertools import islice
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -68,6 +69,17 @@ def claim_if_any() -> Claim | None:
     """The claim of the message that the running handler processes; None outside of a handler, and for a batch."""
     claim = _current_claim.get()
     return None if claim is _MANY or claim is _MANY_LEASED else claim
+
+
+def enter_claim(claim: Claim) -> Token[Claim | None]:
+    """Make it the claim of the code that runs from now on, until `leave_claim`."""
+    return _current_claim.set(claim)
+
+
+def leave_claim(token: Token[Claim | None]) -> None:
+    """End what `enter_claim` began."""
+    with suppress(ValueError):  # left in another context, such as by a closed task
+        _current_claim.reset(token)
 
 
 def inside_handler() -> bool:

@@ -18,7 +18,7 @@ from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
 from idempotent.processing.results import failed, failure_of, not_recorded, processed, unavailable
 from idempotent.processing.single import count_lost
-from idempotent.processing.steps import RUN, STORE, Life
+from idempotent.processing.steps import STORE, Life
 
 log = EventLog(__name__)
 
@@ -115,7 +115,7 @@ class GroupRun:
         """Call the handler once for all messages: all effects happen, or none."""
         messages = [member.message for member in claimed]
         try:
-            yield RUN, self._binding.calls.batch, (claimed[0].claim, messages)
+            yield self._binding.runs, self._binding.calls.batch, (claimed[0].claim, messages)
         except Exception as error:
             yield from self.undo(claimed, error=error)
             return
@@ -137,7 +137,7 @@ class GroupRun:
                     yield from self.undo(claimed, error=error, of=member)
                     return
             except BaseException:
-                yield from self._interrupted(claimed)
+                yield from self._interrupted(claimed, member)
                 raise
             else:
                 ran.append(member)
@@ -147,7 +147,7 @@ class GroupRun:
             yield from self._free(raised)
 
     def _invoke(self, member: Member) -> Life[Any]:
-        returned = yield RUN, self._binding.calls.one, (member.claim, member.message)
+        returned = yield self._binding.runs, self._binding.calls.one, (member.claim, member.message)
         yield STORE, self._binding.transactions.flush, (member.claim,)
         return returned
 
@@ -196,14 +196,14 @@ class GroupRun:
         one = self._binding.calls.one
         for position, member in enumerate(claimed):
             try:
-                member.returned = yield RUN, one, (member.claim, member.message)
+                member.returned = yield self._binding.runs, one, (member.claim, member.message)
             except Exception as error:
                 into = {Handling.IGNORE: ran, Handling.WAIT: waiting}
                 into.get(self._note(member, error), raised).append(member)
             except BaseException:
                 yield from self._record(ran, claimed)
                 yield from self._free(raised)
-                yield from self._release([*waiting, *claimed[position:]])
+                yield from self._release([*waiting, *claimed[position:]], member)
                 raise
             else:
                 ran.append(member)
@@ -258,14 +258,16 @@ class GroupRun:
         for member, answer in zip(raised, released, strict=True):
             self.results[member.index] = failed(self._binding, member.error, member.failure, answer)
 
-    def _interrupted(self, claimed: Sequence[Member]) -> Life[None]:
+    def _interrupted(self, claimed: Sequence[Member], running: Member | None = None) -> Life[None]:
         yield STORE, self._binding.transactions.interrupted, (claimed[0].claim,)
-        yield from self._release(claimed)
+        yield from self._release(claimed, running)
 
-    def _release(self, claimed: Sequence[Member]) -> Life[None]:
+    def _release(self, claimed: Sequence[Member], running: Member | None = None) -> Life[None]:
+        """Free keys without counting an attempt; `running`: whose handler was interrupted."""
         if not claimed:
             return
-        releases = [(member.claim, None) for member in claimed]
+        cancelled = self._binding.options.cancelled
+        releases = [(member.claim, cancelled if member is running else None) for member in claimed]
         try:
             yield STORE, self._binding.protocol.release_many, (releases,)
         except StoreError as error:

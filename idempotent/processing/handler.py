@@ -50,15 +50,8 @@ def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
             f"a handler is a function that takes a message, not {function!r}; of a class, make an instance with "
             "__call__(self, message)"
         )
-    code = _code(function)
+    code, is_async = _runnable(function)
     name = code.__qualname__
-    is_async = inspect.iscoroutinefunction(code)
-    _refuse_hidden_coroutine(code, is_async=is_async)
-    if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
-        raise ConfigurationError(
-            f"{name} is a generator: calling it would do nothing; use `return`, not `yield`"
-        )
-    _refuse_optional_session(function, code)
     required = [
         parameter
         for parameter in inspect.signature(function).parameters.values()
@@ -86,6 +79,45 @@ def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
         )
     session_type = _second(code, positional[1].name, name, is_async=is_async) if positional[1:] else None
     return Handler(function, session_type, batch, is_async)
+
+
+def function_of(function: Callable[..., Any]) -> tuple[Handler, str | None]:
+    """Read the signature of a function that takes what it likes, and the name of its parameter for a session, if any.
+
+    Raises:
+        ConfigurationError: a class, no function, a generator, or two parameters for a session.
+    """
+    if isinstance(function, type) or not callable(function):
+        raise ConfigurationError(f"@idempotent decorates a function or an `async def`, not {function!r}")
+    code, is_async = _runnable(function)
+    kinds: tuple[type, ...] = ()
+    found: dict[str, type] = {}
+    for name in inspect.signature(function).parameters:
+        session_type = _session_type(_annotation(code, name))
+        if session_type is not None:
+            kinds = kinds or _kinds(is_async=is_async)
+            if not issubclass(session_type, kinds):
+                raise _of_another_kind(
+                    code.__qualname__, f"parameter {name}", session_type, is_async=is_async
+                )
+            found[name] = session_type
+    if len(found) > 1:
+        raise ConfigurationError(f"{code.__qualname__} has two parameters for a session: {', '.join(found)}")
+    parameter, session = next(iter(found.items()), (None, None))
+    return Handler(function, session, batch=False, is_async=is_async), parameter
+
+
+def _runnable(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """The `def` behind a callable, and whether it is an `async def`. Refuses those of which a call runs nothing."""
+    code = _code(function)
+    is_async = inspect.iscoroutinefunction(code)
+    _refuse_hidden_coroutine(code, is_async=is_async)
+    if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+        raise ConfigurationError(
+            f"{code.__qualname__} is a generator: calling it would do nothing; use `return`, not `yield`"
+        )
+    _refuse_optional_session(function, code)
+    return code, is_async
 
 
 def _refuse_hidden_coroutine(code: Callable[..., Any], *, is_async: bool) -> None:
@@ -124,13 +156,17 @@ def _second(function: Callable[..., Any], parameter: str, name: str, *, is_async
         return found
     wanted = " or ".join(kind.__name__ for kind in kinds)
     if found is not None:
-        this, other = ("an `async def`", "a plain `def`") if is_async else ("a plain `def`", "an `async def`")
-        raise ConfigurationError(
-            f"{name} is {this}, but its second parameter is of type {found.__name__}: let it take {wanted}, or write "
-            f"{other}"
-        )
+        raise _of_another_kind(name, "second parameter", found, is_async=is_async)
     raise ConfigurationError(
         f"the second parameter of {name} must be an SQLAlchemy {wanted}, not {annotation!r}"
+    )
+
+
+def _of_another_kind(name: str, which: str, found: type, *, is_async: bool) -> ConfigurationError:
+    wanted = " or ".join(kind.__name__ for kind in _kinds(is_async=is_async))
+    this, other = ("an `async def`", "a plain `def`") if is_async else ("a plain `def`", "an `async def`")
+    return ConfigurationError(
+        f"{name} is {this}, but its {which} is of type {found.__name__}: let it take {wanted}, or write {other}"
     )
 
 
@@ -151,7 +187,9 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 def _session_type(annotation: Any) -> type | None:
     """The session or connection that an annotation names, if it does."""
-    if not isinstance(annotation, (str, type)):
+    if not isinstance(annotation, (str, type)) or (
+        isinstance(annotation, type) and not _is_of_sqlalchemy(annotation)
+    ):
         return None
     for is_async in (False, True) if _may_be_async(annotation) else (False,):
         for kind in _kinds(is_async=is_async):
@@ -160,6 +198,10 @@ def _session_type(annotation: Any) -> type | None:
             if isinstance(annotation, type) and issubclass(annotation, kind):
                 return annotation
     return None
+
+
+def _is_of_sqlalchemy(kind: type) -> bool:
+    return any(base.__module__.partition(".")[0] == "sqlalchemy" for base in kind.__mro__)
 
 
 def _may_be_async(annotation: str | type) -> bool:

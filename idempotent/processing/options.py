@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
-from idempotent.claims import UNBOUNDED
+from idempotent.claims import UNBOUNDED, Failure
 from idempotent.errors import ConfigurationError
 from idempotent.keys import Key
 from idempotent.message import Message
-from idempotent.policy import Backoff, ExceptionPolicy, OnExpiredLease, OnMissingKey, OnStoreError
+from idempotent.policy import Backoff, ExceptionPolicy, OnCancel, OnExpiredLease, OnMissingKey, OnStoreError
 from idempotent.processing.handler import Handler
 
 Exceptions: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
@@ -20,8 +21,31 @@ KeyFunction: TypeAlias = Callable[[Message], "str | bytes | int | UUID | None"]
 ExpiredLeasePolicy: TypeAlias = "OnExpiredLease | Callable[[Key], bool] | Callable[[Key], Awaitable[bool]]"
 
 
+_CANCELLED: Final = Failure(
+    "effect unknown: its handler was cancelled; look, then resolve the key", UNBOUNDED, fatal=True
+)
 MAX_DEATHS: Final = 5
 """Sidekiq and others count what was in flight, and set a limit between 3 and 25."""
+
+
+class Results(Protocol):
+    """How results are stored."""
+
+    def encode(self, value: Any, /) -> bytes:
+        """What is stored of a value. Raises any exception for one that cannot be stored."""
+
+    def decode(self, data: bytes, /) -> Any:
+        """The value again. Raises any exception if it cannot be read."""
+
+
+class PlainJson:
+    """`store_result=True`: JSON as anybody writes it. A tuple becomes a list."""
+
+    def encode(self, value: Any) -> bytes:
+        return json.dumps(value, separators=(",", ":")).encode()
+
+    def decode(self, data: bytes) -> Any:
+        return json.loads(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +61,20 @@ class ConsumerOptions:
     on_expired_lease: ExpiredLeasePolicy
     on_store_error: OnStoreError
     fingerprint: KeyFunction | None
-    store_result: bool
+    results: Results | None
     concurrency: int | None
     handler_timeout_s: float | None
+    on_cancel: OnCancel
+
+    @property
+    def store_result(self) -> bool:
+        """Whether what the handler returns is stored for duplicates."""
+        return self.results is not None
+
+    @property
+    def cancelled(self) -> Failure | None:
+        """The failure of a handler that was cancelled; None: its key is free."""
+        return _CANCELLED if self.on_cancel is OnCancel.PARK else None
 
     @property
     def attempts_limit(self) -> int:
@@ -64,6 +99,10 @@ def check_options(handler: Handler, options: ConsumerOptions) -> None:
         raise ConfigurationError(
             f"handler_timeout_s cannot go with {handler.name}, a plain `def`: a thread cannot be cancelled. Remove it, "
             "and set timeouts on what the handler calls; or write an `async def`"
+        )
+    if options.on_cancel is OnCancel.FINISH:
+        raise ConfigurationError(
+            f"on_cancel='finish' cannot go with {handler.name}, a plain `def`, which no task cancels; remove it"
         )
     if inspect.iscoroutinefunction(options.on_expired_lease):
         raise ConfigurationError(

@@ -35,14 +35,6 @@ def processed(returned: Any) -> Result:
     return _PROCESSED if returned is None else Result(Outcome.PROCESSED, value=returned)
 
 
-def raised_by_handler(result: Result) -> BaseException | None:
-    """The exception with which the handler failed; None if it did not fail, or its consumer ignores the exception."""
-    error = result.error
-    if error is None or isinstance(error, DeadKeyError):
-        return None
-    return error if result.outcome in (Outcome.FAILED, Outcome.DEAD) else None
-
-
 def failed(
     binding: Binding, error: BaseException | None, failure: Failure | None, released: Released | None
 ) -> Result:
@@ -84,8 +76,8 @@ def answered(binding: Binding, message: Message, request: ClaimRequest, decision
         return Result(Outcome.REJECTED, error=mismatch(request, decision.fingerprint))
     match decision.verdict:
         case Verdict.DUPLICATE:
-            value = binding.decode(decision.result, message)
-            return _DUPLICATE if value is None else Result(Outcome.DUPLICATE, value=value)
+            value, replayed = binding.decode(decision.result, message)
+            return Result(Outcome.DUPLICATE, value=value, replayed=True) if replayed else _DUPLICATE
         case Verdict.DEAD:
             return Result(Outcome.DEAD, error=_dead(binding, message, request.key, decision.reason))
         case _:

@@ -102,7 +102,7 @@ def _process(
             if result is not None:
                 return result
         try:
-            value = yield RUN, binding.calls.one, (claim, message)
+            value = yield binding.runs, binding.calls.one, (claim, message)
         except BaseException as error:
             return (yield from _Run(binding, message, request, claim).handler_raised(error))
         try:
@@ -375,7 +375,7 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Resu
         return unavailable(error)
     try:
         # What the handler passes on as an idempotency key is the same as in a protected run.
-        value = yield RUN, binding.calls.one, (changed(claim, key=binding.key_of(message)), message)
+        value = yield binding.runs, binding.calls.one, (changed(claim, key=binding.key_of(message)), message)
     except Exception as error:
         transient = yield STORE, binding.transactions.is_transient, (claim, error)
         yield from release_quietly(binding, message, claim)
@@ -411,15 +411,17 @@ def _failed_without_key(binding: Binding, error: Exception) -> Result:
             return Result(Outcome.DEAD, error=error)
 
 
-def release_quietly(binding: Binding, message: Message, claim: Claim) -> Life[None]:
+def release_quietly(
+    binding: Binding, message: Message, claim: Claim, failure: Failure | None = None
+) -> Life[None]:
     """Free a key without counting an attempt; if the store does not answer, the key is free when its lease ends."""
     try:
-        yield STORE, binding.protocol.release, (claim,)
+        yield STORE, binding.protocol.release, (claim, failure)
     except StoreError as error:
         log.warning("release_failed", extra={**binding.about(message), "error": str(error)})
 
 
 def interrupted(binding: Binding, message: Message, claim: Claim) -> Life[None]:
-    """Free the key of a handler that was interrupted, such as by KeyboardInterrupt or a cancellation."""
+    """Free or park the key of a handler that was interrupted, such as by KeyboardInterrupt or a cancellation."""
     yield STORE, binding.transactions.interrupted, (claim,)
-    yield from release_quietly(binding, message, claim)
+    yield from release_quietly(binding, message, claim, binding.options.cancelled)

@@ -19,8 +19,8 @@ from idempotent.checkers.awaiting import Awaiting
 from idempotent.checkers.batching import Call, Combiner
 from idempotent.checkers.batching.batcher import Wake
 from idempotent.checkers.batching.combiner import claim_call, combines, completion_call
-from idempotent.checkers.side_calls import raise_first
-from idempotent.claims import ClaimRequest, Decision
+from idempotent.checkers.side_calls import ended, raise_first
+from idempotent.claims import ClaimRequest
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -42,6 +42,8 @@ SLEEP: Final = 4
 """Waits: `sleep(seconds)`."""
 CLAIM_MANY: Final = 5
 """Claims the keys of a group: `claim_many(requests)`."""
+FINISH: Final = 6
+"""Runs the handler to its end, also if its task is cancelled."""
 frame_of: Final = attrgetter("gi_frame")
 """The frame of a life; None: it has ended."""
 # The garbage collector must close the coroutine of a task that was dropped, and not first the life in it.
@@ -149,7 +151,7 @@ async def drive_async(life: Life[R], awaiting: Awaiting, report: Callable[[R], o
                 elif kind == RUN:
                     given = await function(*arguments)
                 else:
-                    given = await _seldom(kind, arguments, awaiting, came)
+                    given = await _seldom((kind, function, arguments), awaiting, came)
                 resume = life.send
             except StopIteration as stop:
                 if frame_of(life) is None:
@@ -157,7 +159,7 @@ async def drive_async(life: Life[R], awaiting: Awaiting, report: Callable[[R], o
                     break
                 resume, given = life.throw, stop
             except GeneratorExit:
-                awaiting.later(_close, life)
+                awaiting.later(close, life)
                 raise
             except BaseException as error:
                 if frame_of(life) is None:
@@ -171,6 +173,35 @@ async def drive_async(life: Life[R], awaiting: Awaiting, report: Callable[[R], o
         # The exception's traceback holds this frame: without this they would keep each other alive.
         given = None
         came.clear()
+
+
+def part_of(
+    life: Life[R],
+    *,
+    before: Callable[..., object] | None = None,
+    answer: tuple[Callable[[Any], Step], Any] | None = None,
+) -> Life[R | Step]:
+    """The steps of a life up to one that somebody else carries out, or those after it.
+
+    Args:
+        life: the life.
+        before: the function of that step, which is returned; None: go on to the end.
+        answer: the life's `send` or `throw`, and what came of that step; None: the life has not begun.
+    """
+    resume, given = answer or (life.send, None)
+    while True:
+        try:
+            step = resume(given)
+        except StopIteration as end:
+            result: R = end.value
+            return result
+        if step[1] == before:
+            return step
+        try:
+            given = yield step
+            resume = life.send
+        except BaseException as error:
+            resume, given = life.throw, error
 
 
 async def _claimed(claim: Callable[[T], Awaitable[R]], asked: T, came: list[asyncio.CancelledError]) -> R:
@@ -189,16 +220,17 @@ async def _claimed(claim: Callable[[T], Awaitable[R]], asked: T, came: list[asyn
     return answer
 
 
-async def _seldom(
-    kind: int, arguments: tuple[Any, ...], awaiting: Awaiting, came: list[asyncio.CancelledError]
-) -> list[Decision] | None:
+async def _seldom(step: Step, awaiting: Awaiting, came: list[asyncio.CancelledError]) -> Any:
     """Carry out a step that not every message has."""
+    kind, function, arguments = step
+    if kind == FINISH:
+        return await ended(asyncio.ensure_future(function(*arguments)), came.append)
     if kind == CLAIM_MANY:
         return await _claimed(awaiting.claim_many, arguments[0], came)
     return await asyncio.sleep(arguments[0], None)
 
 
-def _close(life: Life[Any]) -> None:
+def close(life: Life[Any]) -> None:
     """End a life whose task is closed instead of run to its end: nothing can be awaited any more."""
 
     def closed() -> None:

@@ -95,6 +95,7 @@ def test_a_type_checker_knows_the_texts_that_stand_for_the_members_of_an_enum() 
     assert found.keys() == {
         "on_missing_key",
         "on_store_error",
+        "on_cancel",
         "on_parked",
         "ack",
         "queue_type",
