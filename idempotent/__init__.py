@@ -6,6 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from idempotent.claims import Claim, Guarantee
 from idempotent.consumer import AsyncConsumer, Consumer, current_claim
+from idempotent.errors import (
+    ConfigurationError,
+    DeadKeyError,
+    DuplicateError,
+    FingerprintMismatchError,
+    IdempotentError,
+    InProgressError,
+    MissingKeyError,
+    ResultNotStoredError,
+    StoreError,
+)
+from idempotent.function import idempotent, once
 from idempotent.message import Message
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.policy import Backoff
@@ -21,15 +33,26 @@ __all__ = [
     "AsyncConsumer",
     "Backoff",
     "Claim",
+    "ConfigurationError",
     "Consumer",
+    "DeadKeyError",
+    "DuplicateError",
+    "FingerprintMismatchError",
     "Guarantee",
+    "IdempotentError",
+    "InProgressError",
     "Message",
+    "MissingKeyError",
     "Outcome",
     "Registry",
     "Result",
+    "ResultNotStoredError",
+    "StoreError",
     "Worker",
     "consumer",
     "current_claim",
+    "idempotent",
+    "once",
 ]
 
 if not TYPE_CHECKING:  # else type checkers would take any name for one of this module

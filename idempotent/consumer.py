@@ -199,7 +199,10 @@ class AnyConsumer:
         for name, given in (
             ("key", self.options.key),
             ("fingerprint", self.options.fingerprint),
-            ("store_result" if isinstance(self.options.results, PlainJson) else "codec", self.options.results),
+            (
+                "store_result" if isinstance(self.options.results, PlainJson) else "codec",
+                self.options.results,
+            ),
         ):
             if checker.remembers.by_position and given:
                 raise ConfigurationError(

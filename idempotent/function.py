@@ -1,0 +1,500 @@
+"""`@idempotent` and `once`: protect any function, or a block of code, where no broker delivers a message."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextvars import Token
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, NoReturn, Self, TypeAlias, TypeVar, cast
+from uuid import UUID
+
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.claims import Claim
+from idempotent.codecs import Codec, codec_for
+from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
+from idempotent.errors import (
+    ConfigurationError,
+    DoomedTransactionError,
+    DuplicateError,
+    InProgressError,
+    ResultNotStoredError,
+    StoreError,
+)
+from idempotent.keys import id_of
+from idempotent.message import Message
+from idempotent.outcomes import Outcome, Result
+from idempotent.policy import OnCancel, OnExpiredLease
+from idempotent.processing.calling import enter_claim, leave_claim
+from idempotent.processing.handler import Handler, function_of
+from idempotent.processing.options import Exceptions, ExpiredLeasePolicy
+from idempotent.processing.single import process_one
+from idempotent.processing.steps import Closed, Life, Step, close, drive, drive_async, frame_of, part_of
+from idempotent.registry import default_registry
+from idempotent.validation import seconds
+
+F = TypeVar("F", bound=Callable[..., Any])
+Id: TypeAlias = "str | bytes | int | UUID"
+
+# A handler that is alive may end at any moment: the rest of its lease says nothing about that.
+_RETRY_AFTER_S: Final = 1.0
+_FIRST_PAUSE_S: Final = 0.01
+_LONGEST_PAUSE_S: Final = 1.0
+_GROWTH: Final = 1.5
+
+
+def idempotent(
+    checker: AbstractIdempotentChecker | str,
+    *,
+    group: str,
+    key: str | Callable[..., Id | None],
+    name: str | None = None,
+    fingerprint: Callable[..., Id | None] | None = None,
+    codec: Codec | None = None,
+    wait_s: float = 0.0,
+    max_attempts: int | None = None,
+    dead_for: Exceptions = (),
+    on_expired_lease: ExpiredLeasePolicy | Literal["retry", "park"] = OnExpiredLease.RETRY,
+    on_cancel: OnCancel | Literal["retry", "park", "finish"] = OnCancel.RETRY,
+) -> Callable[[F], F]:
+    """Let a function, or an `async def`, run once for each key: later calls return the result of the first.
+
+    The function keeps its name, docstring, signature and types. With a `TransactionalSqlChecker`, a parameter that is
+    annotated with an SQLAlchemy Session or Connection (of an `async def` AsyncSession or AsyncConnection) is given that
+    of the transaction which holds the key; who calls the function leaves it out.
+
+    A call raises the exceptions of the function unchanged, and the key is free again. It also raises:
+
+    - `InProgressError`: another call with this key is running, here or in another process; call again later.
+    - `ResultNotStoredError`: the function ran before, and its result is not stored or cannot be read.
+    - `FingerprintMismatchError`: the key was used with other arguments.
+    - `DeadKeyError`: the key is dead (`dead_for`, `max_attempts`, `on_expired_lease="park"`); a person decides.
+    - `MissingKeyError`: the key is empty or None.
+    - `StoreError`: the store did not answer. The function has not run, or nobody knows: call again with the same key.
+
+    Args:
+        checker: an instance, a URL, or the name of a checker of the default registry.
+        group: who uses the keys, such as the service. Part of the key, as in `@consumer`.
+        key: the name of an argument, or a function that is called with the same arguments and returns what identifies
+            the call, as str, bytes, int or UUID.
+        name: part of the key; default: the function's module and name. Give one: a function that moves to another
+            module forgets its keys otherwise.
+        fingerprint: called with the same arguments; returns what must be equal in all calls with a key, such as
+            `idempotent.keys.canonical_json`.
+        codec: stores the result; default: by the function's return annotation, see `idempotent.codecs`.
+        wait_s: seconds that a call waits for another one with its key, before it raises `InProgressError`.
+        max_attempts: failed calls after which the key is dead; None: its callers decide.
+        dead_for: exceptions after which the key is dead at once.
+        on_expired_lease: what to do if the process died in the function, with a checker whose effects do not commit
+            with the key: see `@consumer`.
+        on_cancel: what a cancellation in the function means: see `@consumer`.
+
+    Raises:
+        ConfigurationError: invalid options; a function whose annotated result no codec can store; an argument that the
+            function does not have; a session without a transactional checker.
+    """
+    longest_s = seconds(wait_s, "wait_s", zero=True)
+
+    def decorate(function: F) -> F:
+        handler, session = function_of(function)
+        signature = inspect.signature(function)
+        consumer = default_registry.consumer(
+            name or _name_of(function),
+            checker=checker,
+            group=group,
+            codec=codec or codec_for(function),
+            fingerprint=None if fingerprint is None else _body_of,
+            max_attempts=max_attempts,
+            dead_for=dead_for,
+            on_expired_lease=on_expired_lease,
+            on_cancel=on_cancel,
+            registered=False,
+        )(cast("Any", handler))
+        calls = _Function(function, consumer, session, _key_of(key, signature, session), fingerprint)
+        kept: Any = _awaitable(calls, longest_s) if handler.is_async else _plain(calls, longest_s)
+        functools.update_wrapper(kept, function)
+        if session is not None:
+            parameters = [each for each in signature.parameters.values() if each.name != session]
+            kept.__signature__ = signature.replace(parameters=parameters)
+            kept.__annotations__ = {
+                each: kind for each, kind in function.__annotations__.items() if each != session
+            }
+        return kept  # type: ignore[no-any-return]
+
+    return decorate
+
+
+class _Function:
+    """A protected function: makes the message of each call, and what runs for it.
+
+    Args:
+        function: the function.
+        consumer: with its name, checker and options.
+        session: its parameter for the session of the transaction; None: it has none.
+        key: what identifies a call.
+        fingerprint: what must be equal in all calls with one key; None: anything.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        consumer: AnyConsumer,
+        session: str | None,
+        key: Callable[..., Id | None],
+        fingerprint: Callable[..., Id | None] | None,
+    ) -> None:
+        self.consumer: Final = consumer
+        self.session_type: Final = consumer.handler.session_type
+        self._function = function
+        self._session = session
+        self._key = key
+        self._fingerprint = fingerprint
+
+    def message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
+        """The message that stands for a call."""
+        content = None if self._fingerprint is None else self._fingerprint(*args, **kwargs)
+        return Message(self.consumer.subject, _bytes_of(content), id=self._key(*args, **kwargs))
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        """What runs for a call."""
+        function, session = self._function, self._session
+        if session is None:
+            return lambda: function(*args, **kwargs)
+        return lambda given: function(*args, **kwargs, **{session: given})
+
+
+def _plain(calls: _Function, wait_s: float) -> Callable[..., Any]:
+    consumer = calls.consumer
+    assert isinstance(consumer, Consumer)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        message, runs = calls.message(args, kwargs), calls.call(args, kwargs)
+        result = consumer.process(message, call=runs, session=calls.session_type)
+        if result.outcome is Outcome.IN_PROGRESS and wait_s:
+            for pause_s in _pauses(wait_s):
+                time.sleep(pause_s)
+                result = consumer.process(message, call=runs, session=calls.session_type)
+                if result.outcome is not Outcome.IN_PROGRESS:
+                    break
+        return _value_of(consumer, message, result)
+
+    return call
+
+
+def _awaitable(calls: _Function, wait_s: float) -> Callable[..., Any]:
+    consumer = calls.consumer
+    assert isinstance(consumer, AsyncConsumer)
+
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        message, runs = calls.message(args, kwargs), calls.call(args, kwargs)
+        result = await consumer.process(message, call=runs, session=calls.session_type)
+        if result.outcome is Outcome.IN_PROGRESS and wait_s:
+            for pause_s in _pauses(wait_s):
+                await asyncio.sleep(pause_s)
+                result = await consumer.process(message, call=runs, session=calls.session_type)
+                if result.outcome is not Outcome.IN_PROGRESS:
+                    break
+        return _value_of(consumer, message, result)
+
+    return call
+
+
+def _pauses(wait_s: float) -> Iterator[float]:
+    """The pauses between the looks at a key that another call has, until `wait_s` seconds are over."""
+    until = time.monotonic() + wait_s
+    pause_s = _FIRST_PAUSE_S
+    while (left_s := until - time.monotonic()) > 0:
+        yield min(pause_s, left_s)
+        pause_s = min(pause_s * _GROWTH, _LONGEST_PAUSE_S)
+
+
+def _value_of(consumer: AnyConsumer, message: Message, result: Result) -> Any:
+    """What the function returned, now or before; else the exception that says why it has not."""
+    if result.outcome is Outcome.PROCESSED or result.replayed:
+        return result.value
+    if result.outcome is Outcome.DUPLICATE:
+        raise ResultNotStoredError(
+            f"{consumer.key_in(message)} ran before, and its result was not stored or cannot be read; it does not run "
+            "again"
+        )
+    raise error_of(consumer, message, result)
+
+
+def error_of(consumer: AnyConsumer, message: Message, result: Result) -> BaseException:
+    """What says why a call did not run, or with what it failed."""
+    if result.outcome is Outcome.IN_PROGRESS:
+        after_s = min(result.retry_after_s or _RETRY_AFTER_S, _RETRY_AFTER_S)
+        why = result.reason or "another call with this key is running"
+        return InProgressError(
+            f"{consumer.key_in(message)}: {why}; call again later, with the same key", retry_after_s=after_s
+        )
+    return result.error or StoreError()
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    module = function.__module__
+    if module == "__main__":
+        # The same program may be imported elsewhere, such as by its worker.
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec else Path(file).stem if file else module
+    return f"{module}.{function.__qualname__}"
+
+
+def _key_of(
+    key: str | Callable[..., Id | None], signature: inspect.Signature, session: str | None
+) -> Callable[..., Id | None]:
+    """A function that takes the arguments of a call and returns its key."""
+    if callable(key):
+        return key
+    parameter = signature.parameters.get(key)
+    if (
+        parameter is None
+        or key == session
+        or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ):
+        raise ConfigurationError(
+            f"key={key!r} names no argument of the function, whose parameters are "
+            f"{', '.join(name for name in signature.parameters if name != session) or 'none'}; name one, or give a "
+            "function of them: key=lambda order, amount: order"
+        )
+    place = [name for name in signature.parameters if name != session].index(key)
+    if parameter.kind is parameter.KEYWORD_ONLY:
+        place = sys.maxsize
+    default = None if parameter.default is parameter.empty else parameter.default
+
+    def of(*args: Any, **kwargs: Any) -> Id | None:
+        return args[place] if place < len(args) else kwargs.get(key, default)
+
+    return of
+
+
+def _body_of(message: Message) -> bytes | None:
+    """The fingerprint of a message whose body stands for it."""
+    return message.body
+
+
+def _bytes_of(content: Id | None) -> bytes | None:
+    """A fingerprint as the body of a message."""
+    if content is None or isinstance(content, bytes):
+        return content
+    text = id_of(content, "a fingerprint")
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+
+
+class Once:
+    """A block that runs once for each key; see `once`.
+
+    Attributes:
+        claim: the claim of the key, in the block: its fence and its key's token, to send downstream.
+        session: the session of the transaction that holds the key, if `once` was given a type of one.
+        value: what to store for later blocks with this key, as JSON; set it in the block.
+    """
+
+    def __init__(self, consumer_of: Callable[..., AnyConsumer], message: Message, wait_s: float) -> None:
+        """Claim nothing yet."""
+        self.claim: Claim
+        self.session: Any = None
+        self.value: Any = None
+        self._consumer_of = consumer_of
+        self._message = message
+        self._wait_s = wait_s
+        self._began = 0.0
+
+    def _begin(self, *, is_async: bool) -> Life[Any]:
+        """The life of the block's message, up to the block."""
+        self._consumer = self._consumer_of(is_async=is_async)
+        binding = self._binding = self._consumer.binding
+        self._life = process_one(binding, self._message)
+        return part_of(self._life, before=binding.calls.one)
+
+    def _enter(self, step: Step) -> Callable[[], Any] | None:
+        """Begin the block. Returns what gives its session, if it has one."""
+        self.claim = step[2][0]
+        self._token: Token[Any] = enter_claim(self.claim)
+        self._began = time.perf_counter()
+        kind, hook = self._binding.handler.session_type, self._binding.transactions.handler_argument
+        return None if kind is None else functools.partial(hook, self.claim, kind)
+
+    def _pause_s(self, result: Result, pauses: Iterator[float]) -> float:
+        """How long to wait for the block that has the key; raises why this one does not begin."""
+        pause_s = next(pauses, None) if result.outcome is Outcome.IN_PROGRESS else None
+        if pause_s is not None:
+            return pause_s
+        self._consumer.report((self._message,), (result,))
+        if result.outcome is Outcome.DUPLICATE:
+            key = self._consumer.key_in(self._message)
+            raise DuplicateError(f"{key} is done: its block ran before", value=result.value)
+        raise error_of(self._consumer, self._message, result)
+
+    def _leave(self, error: BaseException | None) -> None:
+        leave_claim(self._token)
+        observers = self._binding.observers
+        if observers.watch_runs:
+            observers.ran(self._binding.name, (self._message,), time.perf_counter() - self._began, error)
+
+    def _rest(self, error: BaseException | None) -> Life[Any]:
+        """What is left of the block's life after it has ended."""
+        if error is None:
+            return part_of(self._life, answer=(self._life.send, self.value))
+        raised = Closed() if isinstance(error, GeneratorExit) else error
+        return part_of(self._life, answer=(self._life.throw, raised))
+
+    def _end(self, result: Result, error: BaseException | None) -> None:
+        """Raise what went wrong after a block without an exception."""
+        self._consumer.report((self._message,), (result,))
+        if error is None and result.outcome is not Outcome.PROCESSED:
+            raise error_of(self._consumer, self._message, result)
+
+    def __enter__(self) -> Self:
+        waits = _pauses(self._wait_s)
+        while True:
+            got = drive(self._begin(is_async=False))
+            if not isinstance(got, Result):
+                break
+            time.sleep(self._pause_s(got, waits))
+        hook = self._enter(got)
+        if hook is not None:
+            try:
+                self.session = hook()
+            except BaseException as error:
+                self.__exit__(type(error), error, error.__traceback__)
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(error)
+        self._end(drive(self._rest(error)), error)
+
+    async def __aenter__(self) -> Self:
+        waits = _pauses(self._wait_s)
+        while True:
+            part = self._begin(is_async=True)
+            awaiting = self._binding.checker.awaiting
+            try:
+                got = await drive_async(part, awaiting, bool)
+            except asyncio.CancelledError as error:
+                if frame_of(self._life) is not None:  # it came when the key was claimed
+                    await drive_async(self._rest(error), awaiting, bool)
+                raise
+            if not isinstance(got, Result):
+                break
+            await asyncio.sleep(self._pause_s(got, waits))
+        hook = self._enter(got)
+        if hook is not None:
+            try:
+                self.session = await awaiting.call(hook)
+            except BaseException as error:
+                await self.__aexit__(type(error), error, error.__traceback__)
+                raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(error)
+        awaiting = self._binding.checker.awaiting
+        if isinstance(error, GeneratorExit):  # the task is closed, and may await nothing
+            awaiting.later(close, self._life)
+        else:
+            await drive_async(self._rest(error), awaiting, lambda result: self._end(result, error))
+
+
+_MOST_CONSUMERS: Final = 1000
+_consumers: Final[dict[tuple[Any, ...], AnyConsumer]] = {}
+
+
+def once(
+    checker: AbstractIdempotentChecker | str,
+    key: Id | None,
+    *,
+    group: str,
+    name: str = "once",
+    fingerprint: Id | None = None,
+    session: type | None = None,
+    wait_s: float = 0.0,
+    max_attempts: int | None = None,
+    dead_for: Exceptions = (),
+    on_expired_lease: ExpiredLeasePolicy | Literal["retry", "park"] = OnExpiredLease.RETRY,
+    on_cancel: OnCancel | Literal["retry", "park"] = OnCancel.RETRY,
+) -> Once:
+    """Let the block of a `with`, or of an `async with`, run once for each key.
+
+    The end of the block records it; an exception in it passes through, and the key is free again. A block whose key is
+    done does not begin: `DuplicateError` is raised, with the value that the first one stored. Otherwise entering raises
+    what a call of an `@idempotent` function raises. Leaving raises a StoreError if the store does not record the block.
+
+    Args:
+        checker: an instance, a URL, or the name of a checker of the default registry.
+        key: what identifies the block's effect.
+        group: who uses the keys, such as the service.
+        name: what the keys are of, such as the queue.
+        fingerprint: what must be equal in all blocks with this key.
+        session: a type of SQLAlchemy: `block.session` is then the session or connection of the transaction that holds
+            the key, with a `TransactionalSqlChecker`.
+        wait_s: seconds to wait for another block with this key, before `InProgressError`.
+        max_attempts: failed blocks after which the key is dead; None: its callers decide.
+        dead_for: exceptions after which the key is dead at once.
+        on_expired_lease: see `@consumer`.
+        on_cancel: see `@consumer`.
+
+    Raises:
+        ConfigurationError: invalid options.
+    """
+    settings = (
+        checker,
+        group,
+        name,
+        session,
+        fingerprint is None,
+        max_attempts,
+        dead_for,
+        on_expired_lease,
+        on_cancel,
+    )
+
+    def consumer_of(*, is_async: bool) -> AnyConsumer:
+        found = _consumers.get((*settings, is_async))
+        if found is None:
+            found = default_registry.consumer(
+                name,
+                checker=checker,
+                group=group,
+                store_result=True,
+                fingerprint=None if fingerprint is None else _body_of,
+                max_attempts=max_attempts,
+                dead_for=dead_for,
+                on_expired_lease=on_expired_lease,
+                on_cancel=on_cancel,
+                registered=False,
+            )(
+                cast(
+                    "Any",
+                    Handler(_again_async if is_async else _again, session, batch=False, is_async=is_async),
+                )
+            )
+            while (
+                len(_consumers) >= _MOST_CONSUMERS
+            ):  # a callable that is made for each block is another setting
+                _consumers.pop(next(iter(_consumers)), None)
+            _consumers[*settings, is_async] = found
+        return found
+
+    message = Message(name, _bytes_of(fingerprint), id=key)
+    return Once(consumer_of, message, seconds(wait_s, "wait_s", zero=True))
+
+
+def _again(*_: Any) -> NoReturn:
+    # A block cannot be run again, as a handler is whose transaction the database undid.
+    raise DoomedTransactionError("the database undid the transaction of the block; run it again")
+
+
+async def _again_async(*_: Any) -> NoReturn:
+    _again()

@@ -1,0 +1,1 @@
+"""`@idempotent` and `once`."""

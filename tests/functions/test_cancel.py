@@ -1,0 +1,232 @@
+"""What the cancellation of a function means: `on_cancel`, under asyncio and anyio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import pytest
+
+from idempotent import ConfigurationError, DeadKeyError, InProgressError, Message, Registry, idempotent, once
+from idempotent.checkers import MemoryChecker
+from tests.functions.kinds import Kind
+
+
+async def by_task(call: Callable[[], Awaitable[Any]], entered: asyncio.Event) -> str:
+    task = asyncio.ensure_future(call())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+    return "cancelled"
+
+
+async def by_timeout(call: Callable[[], Awaitable[Any]], entered: asyncio.Event) -> str:
+    try:
+        async with asyncio.timeout(None) as limit:
+            asyncio.get_running_loop().create_task(_when(entered, lambda: limit.reschedule(0.0)))
+            await call()
+            await asyncio.sleep(30)
+    except TimeoutError:
+        assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]
+        return "cancelled"
+    return "went on"
+
+
+async def by_scope(call: Callable[[], Awaitable[Any]], entered: asyncio.Event) -> str:
+    with anyio.CancelScope() as scope:
+        asyncio.get_running_loop().create_task(_when(entered, scope.cancel))
+        await call()
+        await asyncio.sleep(30)
+    await asyncio.sleep(0)
+    return "cancelled" if scope.cancelled_caught else "went on"
+
+
+async def _when(entered: asyncio.Event, act: Callable[[], object]) -> None:
+    await entered.wait()
+    act()
+
+
+@pytest.fixture(params=[by_task, by_timeout, by_scope], ids=lambda way: way.__name__)
+def way(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+class Charging:
+    """A function that is cancelled in the middle of its effect."""
+
+    def __init__(self, kind: Kind, **options: Any) -> None:
+        if not kind.is_async:
+            pytest.skip("no task cancels a plain function")
+        self.effects: list[str] = []
+        self.entered = asyncio.Event()
+
+        @idempotent(kind.checker, group="tests", key="order", name="charge", **options)
+        async def charge(order: str) -> str:
+            self.entered.set()
+            await asyncio.sleep(0.05)
+            self.effects.append(order)
+            return order
+
+        self.charge = charge
+
+    def call(self) -> Awaitable[str]:
+        return self.charge("a")
+
+
+def test_a_function_that_finishes_is_recorded_and_then_its_task_is_cancelled(kind: Kind, way: Any) -> None:
+    charging = Charging(kind, on_cancel="finish")
+
+    async def run() -> None:
+        assert await way(charging.call, charging.entered) == "cancelled"
+        assert charging.effects == ["a"]
+        assert await charging.call() == "a"
+
+    asyncio.run(run())
+    assert charging.effects == ["a"]
+
+
+def test_a_function_that_parks_leaves_its_key_to_a_person(kind: Kind, way: Any) -> None:
+    charging = Charging(kind, on_cancel="park")
+
+    async def run() -> None:
+        assert await way(charging.call, charging.entered) == "cancelled"
+        with pytest.raises(DeadKeyError, match="effect unknown: its handler was cancelled"):
+            await charging.call()
+
+    asyncio.run(run())
+    assert charging.effects == []
+
+
+def test_a_function_that_retries_runs_again(kind: Kind, way: Any) -> None:
+    charging = Charging(kind)
+
+    async def run() -> None:
+        assert await way(charging.call, charging.entered) == "cancelled"
+        assert await charging.call() == "a"
+
+    asyncio.run(run())
+    assert charging.effects == ["a"]
+
+
+def test_a_function_that_finishes_with_an_exception_frees_its_key(kind: Kind) -> None:
+    charging = Charging(kind, on_cancel="finish")
+
+    @idempotent(kind.checker, group="tests", key="order", name="charge", on_cancel="finish")
+    async def fail(order: str) -> str:
+        charging.entered.set()
+        await asyncio.sleep(0.05)
+        raise ValueError(order)
+
+    async def run() -> None:
+        assert await by_task(lambda: fail("a"), charging.entered) == "cancelled"
+        assert await charging.call() == "a"
+
+    asyncio.run(run())
+
+
+def test_a_block_that_is_cancelled_parks_its_key(kind: Kind, way: Any) -> None:
+    if not kind.is_async:
+        pytest.skip("no task cancels a plain function")
+    entered = asyncio.Event()
+
+    async def block() -> None:
+        async with once(kind.checker, "m", group="tests", on_cancel="park"):
+            entered.set()
+            await asyncio.sleep(30)
+
+    async def run() -> None:
+        assert await way(block, entered) == "cancelled"
+        with pytest.raises(DeadKeyError, match="effect unknown"):
+            await block()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_message_of_a_consumer_that_is_interrupted_is_parked_and_no_other(number: int) -> None:
+    registry = Registry()
+
+    @registry.consumer("orders", group="tests", checker=MemoryChecker(), on_cancel="park")
+    def handle(message: Message) -> None:
+        if message.id == "bad":
+            raise KeyboardInterrupt
+
+    messages = [Message("orders", id=each) for each in ("bad", "good")[:number]]
+    with pytest.raises(KeyboardInterrupt):
+        handle.process_many(messages) if number > 1 else handle.process(messages[0])
+    assert [handle.process(each).outcome.value for each in messages] == ["dead", "processed"][:number]
+
+
+def test_a_batch_cannot_park() -> None:
+    with pytest.raises(ConfigurationError, match="on_cancel='park' cannot go with batch=True"):
+
+        @Registry().consumer("orders", group="tests", checker=MemoryChecker(), batch=True, on_cancel="park")
+        def _handle(messages: list[Message]) -> None: ...
+
+
+def test_a_block_that_is_closed_with_its_generator_frees_its_key(kind: Kind) -> None:
+    async def later() -> Any:
+        async with once(kind.checker, "m", group="tests"):
+            yield 1
+
+    def now() -> Any:
+        with once(kind.checker, "m", group="tests"):
+            yield 1
+
+    async def run() -> None:
+        begun = later()
+        assert await anext(begun) == 1
+        await begun.aclose()
+        while True:  # the key is freed beside the loop
+            try:
+                async with once(kind.checker, "m", group="tests"):
+                    return
+            except InProgressError:
+                await asyncio.sleep(0.05)
+
+    if kind.is_async:
+        asyncio.run(asyncio.wait_for(run(), 30))
+        return
+    begun = now()
+    assert next(begun) == 1
+    begun.close()
+    with once(kind.checker, "m", group="tests"):
+        pass
+
+
+def test_a_cancellation_that_comes_with_the_claim_of_a_block_frees_its_key(kind: Kind) -> None:
+    """A driver may swallow it in the middle of an answer."""
+    if not kind.is_async:
+        pytest.skip("no task cancels a plain function")
+    task: asyncio.Task[None]
+
+    async def claims(request: Any) -> Any:
+        decision = await real(request)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(1)
+        return decision
+
+    async def enter() -> None:
+        async with once(kind.checker, "m", group="tests"):
+            pytest.fail("it ran")
+
+    async def run() -> None:
+        nonlocal task, real
+        awaiting = kind.checker.awaiting
+        real = awaiting.claim
+        awaiting.claim = claims  # type: ignore[method-assign]
+        task = asyncio.ensure_future(enter())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        awaiting.claim = real  # type: ignore[method-assign]
+        async with once(kind.checker, "m", group="tests", wait_s=30):
+            pass
+
+    real: Any = None
+    asyncio.run(run())
