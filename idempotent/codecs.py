@@ -22,6 +22,7 @@ _PLAIN: Final = frozenset({type(None), bool, int, float, str})
 _JSON: Final = (None, type(None), bool, int, float, str, list, dict, Any, object)
 _LONGEST_NAME: Final = 100
 _END: Final = b"\0"
+_BY_IDENTITY: Final[Any] = object.__eq__
 
 
 class Codec(Protocol):
@@ -135,7 +136,7 @@ class TypedCodec:
         """The value as JSON, if the same value can be read again.
 
         Raises:
-            ValueError: another one would be read, such as null for NaN.
+            ValueError: another one would be read, such as a list for a tuple in an `Any`.
             TypeError: it is not of the annotated type.
         """
         encoded: bytes = self._encoder.encode(value)
@@ -143,10 +144,7 @@ class TypedCodec:
             again = self._decoder.decode(encoded)
         except Exception as error:
             raise TypeError(f"a {type(value).__name__} is not of the annotated type") from error
-        if type(again) is not type(value):
-            raise TypeError(f"a {type(value).__name__} is not of the annotated type")
-        # Not every class compares its objects.
-        if again != value and self._encoder.encode(again) != encoded:
+        if not _is_same(value, again):
             raise ValueError(f"a {type(value).__name__} would not be read as it was")
         return encoded
 
@@ -270,6 +268,34 @@ def _unknown_types(node: Any) -> Iterator[Any]:
             if isinstance(each, msgspec.inspect.CustomType) and not hasattr(each.cls, "model_validate"):
                 yield each.cls
             waiting += [getattr(each, name) for name in each.__struct_fields__]
+
+
+def _is_same(value: Any, again: Any) -> bool:
+    """Whether two values, and all in them, are of the same types and equal. Not every class compares its objects."""
+    waiting = [(value, again)]
+    while waiting:
+        one, other = waiting.pop()
+        kind = type(one)
+        if kind is not type(other):
+            return False
+        if isinstance(one, (list, tuple)):
+            if len(one) != len(other):
+                return False
+            waiting += zip(one, other, strict=True)
+        elif isinstance(one, dict):
+            if one.keys() != other.keys():
+                return False
+            waiting += [(each, other[key]) for key, each in one.items()]
+        elif names := getattr(kind, "__dataclass_fields__", None) or getattr(kind, "__struct_fields__", None):
+            waiting += [(getattr(one, name), getattr(other, name)) for name in names]
+        elif hasattr(kind, "model_fields"):
+            waiting.append((vars(one), vars(other)))
+        elif getattr(kind, "__eq__", None) is _BY_IDENTITY:
+            if one is not other:
+                waiting.append((vars(one), vars(other)))
+        elif one != other:
+            return False
+    return True
 
 
 def _of_model(value: Any) -> Any:

@@ -69,6 +69,23 @@ class Pair(typing.NamedTuple):
     right: str
 
 
+@dataclass
+class Loose:
+    anything: Any
+
+
+@dataclass
+class Priced(Line):
+    discount: Decimal
+
+
+class Bag(pydantic.BaseModel):
+    anything: Any
+
+    def __init__(self, anything: Any) -> None:
+        super().__init__(anything=anything)
+
+
 class Shape(typing.TypedDict):
     sides: int
 
@@ -100,6 +117,7 @@ EXACT: list[tuple[Any, Any]] = [
     (list[Model], [Model(name="b", at=NOW)]),
     (Model | None, None),
     (Line | None, LINE),
+    (Loose, Loose({"a": [1, None, {"b": 1.5}]})),
 ]
 
 
@@ -150,6 +168,11 @@ def test_a_class_that_does_not_compare_its_objects_is_read_too() -> None:
         (Struct, Struct("x", LINE)),  # type: ignore[arg-type]
         (Model, Struct("x")),
         (tuple[int, ...], [1]),
+        (Loose, Loose({"a": [(1, 2)]})),
+        (Loose, Loose([NOW])),
+        (Loose, Loose({1: "x"})),
+        (list[Line], [Priced("lamp", Decimal(1), Decimal(2))]),
+        (Bag, Bag((1, 2))),
         (Sequence[int], (1,)),
         (dt.datetime, object()),
     ],
