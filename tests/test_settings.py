@@ -134,7 +134,7 @@ TABLE = {"engine_or_url": (5, None, ""), "table": (*TEXT, "a b", "x;y"), "schema
 IN_TRANSACTIONS = {
     **TABLE,
     **RETENTION,
-    "lock_timeout_s": (*SECONDS, 0, 10000000),
+    "lock_timeout_s": (*SECONDS, 10000000),
     "savepoints": FLAG,
     "strict": FLAG,
 }

@@ -101,7 +101,9 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
             raise ConfigurationError(f"savepoints=True cannot go with {type(self).__name__}; remove it")
         sessions, engine = sessions_of(engine_or_url)
         self.store: Final = SqlStore(engine, table, schema=schema, asynchronous=True)
-        self.lock_timeout_s: Final = seconds(lock_timeout_s, "lock_timeout_s", most_s=_LONGEST_LOCK_S)
+        self.lock_timeout_s: Final = seconds(
+            lock_timeout_s, "lock_timeout_s", zero=True, most_s=_LONGEST_LOCK_S
+        )
         self.isolates = savepoints
         self.strict: Final = flag(strict, "strict")
         durations = Durations(None, self.retention_s, self.dead_retention_s)

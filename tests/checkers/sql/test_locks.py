@@ -21,7 +21,8 @@ from tests.support.stores import open_store
 SPACE = KeySpace("orders", "billing")
 
 
-def test_a_key_held_by_another_transaction_is_in_progress_and_its_rollback_lets_the_next_one_run(sql_store):
+@pytest.mark.parametrize("lock_timeout_s", [0, 1])
+def test_a_key_held_by_another_transaction_is_in_progress_and_its_rollback_lets_the_next_one_run(sql_store, lock_timeout_s):
     if sql_store.kind == "sqlite":
         pytest.skip("SQLite has one writer: see the busy file")
     started, finish = threading.Event(), threading.Event()
@@ -36,7 +37,7 @@ def test_a_key_held_by_another_transaction_is_in_progress_and_its_rollback_lets_
     thread = threading.Thread(target=lambda: slow_results.append(slow.process(messages("1")[0])))
     thread.start()
     assert started.wait(20)
-    quick = consumer_of(sql_store, sql_store.transactional(lock_timeout_s=1))
+    quick = consumer_of(sql_store, sql_store.transactional(lock_timeout_s=lock_timeout_s))
     waiting = quick.process(messages("1")[0])
     assert (waiting.outcome, waiting.retry_after_s) == (Outcome.IN_PROGRESS, 1.0)
     assert outcomes(quick.process_many(messages("1", "2"))) == ["in_progress", "processed"]
