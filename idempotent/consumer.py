@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import attrgetter
 from pickle import PicklingError
-from typing import TYPE_CHECKING, Any, Final, Generic, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, cast
 from uuid import UUID
 
 from idempotent.checkers.base import AbstractIdempotentChecker
@@ -263,15 +263,13 @@ class Consumer(AnyConsumer, Generic[HandlerT_co]):
         """Process one message. Raises what `checker` raises, and the handler's exception after its key was released."""
         return _returned(self.process(message))
 
-    @overload
-    def process(self: Consumer[Callable[..., R]], message: Message) -> Result[R | None]: ...
-    @overload
     def process(
-        self, message: Message, *, call: Callable[..., R], session: type | None = None
-    ) -> Result[R | None]: ...
-    def process(
-        self, message: Message, *, call: Callable[..., Any] | None = None, session: type | None = None
-    ) -> Result[Any]:
+        self: Consumer[Callable[..., R]],
+        message: Message,
+        *,
+        call: Callable[..., Any] | None = None,
+        session: type | None = None,
+    ) -> Result[R | None]:
         """Process one message. The handler's exception is in `Result.error`. Raises what `checker` raises.
 
         Args:
@@ -320,17 +318,13 @@ class AsyncConsumer(AnyConsumer, Generic[HandlerT_co]):
         """Process one message. Raises what `checker` raises, and the handler's exception after its key was released."""
         return _returned(await self.process(message))
 
-    @overload
     async def process(
-        self: AsyncConsumer[Callable[..., Awaitable[R]]], message: Message
-    ) -> Result[R | None]: ...
-    @overload
-    async def process(
-        self, message: Message, *, call: Callable[..., Awaitable[R]], session: type | None = None
-    ) -> Result[R | None]: ...
-    async def process(
-        self, message: Message, *, call: Callable[..., Any] | None = None, session: type | None = None
-    ) -> Result[Any]:
+        self: AsyncConsumer[Callable[..., Awaitable[R]]],
+        message: Message,
+        *,
+        call: Callable[..., Awaitable[Any]] | None = None,
+        session: type | None = None,
+    ) -> Result[R | None]:
         """Process one message. The handler's exception is in `Result.error`. Raises what `checker` raises.
 
         Args:

@@ -14,7 +14,19 @@ from sqlalchemy import Connection, CursorResult, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from idempotent import AsyncConsumer, Backoff, Consumer, Message, Registry, Result, consumer, current_claim
+from idempotent import (
+    AsyncConsumer,
+    Backoff,
+    Consumer,
+    Message,
+    Registry,
+    Result,
+    consumer,
+    current_claim,
+    idempotent,
+    keys,
+    once,
+)
 from idempotent.checkers import MemoryChecker
 from idempotent.keys import Key
 
@@ -192,3 +204,37 @@ async def use(message: Message, session: Session, async_session: AsyncSession) -
     any_async: list[AsyncConsumer] = [awaited, async_batch, every_option]
     for each in (*any_plain, *any_async):
         assert_type(each.name, str)
+
+
+@idempotent(MemoryChecker(), group="billing", key="order", fingerprint=keys.canonical_json)
+def charge(order: str, cents: int = 100, *, note: str = "") -> Receipt:
+    return Receipt(cents)
+
+
+@idempotent(MemoryChecker(), group="billing", key=lambda order, cents: order, wait_s=5, on_cancel="finish")
+async def charge_later(order: str, cents: int) -> Receipt:
+    return Receipt(cents)
+
+
+async def calls() -> None:
+    assert_type(charge("o-1", note="x"), Receipt)
+    assert_type(await charge_later("o-1", 5), Receipt)
+    with once(MemoryChecker(), "o-1", group="billing", session=Session) as block:
+        assert_type(block.claim.key, Key)
+    async with once(MemoryChecker(), 7, group="billing"):
+        pass
+    plain.process(Message("orders"), call=lambda: 5)
+
+
+@consumer("orders", group="headers", checker=MemoryChecker(), key=keys.header("id"), on_cancel="park")
+def by_header(message: Message) -> None: ...
+
+
+@consumer(
+    "orders", group="fields", checker=MemoryChecker(), key=keys.json("a.b"), fingerprint=keys.canonical_json
+)
+def by_field(message: Message) -> None: ...
+
+
+@consumer("orders", group="events", checker=MemoryChecker(), key=keys.cloudevents, registered=False)
+async def by_event(message: Message) -> None: ...

@@ -170,3 +170,12 @@ async def use(message: Message) -> Any:
 def misspelt() -> None:
     str(idempotent.Workr)  # refused: attr-defined reportAttributeAccessIssue
     str(idempotent.checkers.TransactionalSQLChecker)  # refused: attr-defined reportAttributeAccessIssue
+
+
+@idempotent.idempotent(idempotent.checkers.MemoryChecker(), group="billing", key="order")
+def charge(order: str, cents: int) -> int:
+    return cents
+
+
+charge("o-1", "5")  # refused: arg-type reportArgumentType
+charge("o-1")  # refused: call-arg reportCallIssue
