@@ -1,9 +1,13 @@
-"""Key: what makes two deliveries "the same", exactly."""
+"""Key: what makes two deliveries "the same", exactly. Functions for `key=` and `fingerprint=`, ready made."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Final, NamedTuple
+import json as json_text
+from collections.abc import Callable, Mapping
+from datetime import date, time
+from decimal import Decimal
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 from urllib.parse import unquote_to_bytes
 from uuid import UUID
 
@@ -203,3 +207,140 @@ def _is_cut(name: str) -> bool:
 def _space_of(subject: str, group: str) -> KeySpace:
     """The key space of a subject and a group as they are shown."""
     return KeySpace(*(unquote_to_bytes(part).decode("utf-8", "surrogatepass") for part in (subject, group)))
+
+
+class Delivered(Protocol):
+    """What the functions below read of a Message."""
+
+    @property
+    def id(self) -> str | bytes | None:
+        """Its id."""
+
+    @property
+    def key(self) -> bytes | None:
+        """Its record key."""
+
+    @property
+    def body(self) -> bytes | None:
+        """Its body."""
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """Its headers."""
+
+    @property
+    def redelivered(self) -> bool:
+        """The broker's hint."""
+
+    def json(self) -> Any:
+        """The body as JSON."""
+
+
+def header(name: str) -> Callable[[Delivered], Any]:
+    """`key=header("payment-id")`: the value of a header. A message without it has no key."""
+    return lambda message: message.headers[name]
+
+
+def json(path: str) -> Callable[[Delivered], Any]:
+    """`key=json("order.id")`: a field of a JSON body, by the names on the way to it; of a list by its number.
+
+    A message without the field, or with null there, has no key. One whose body is no JSON, or that has something else
+    than a text or a whole number there, is rejected.
+    """
+    names = path.split(".")
+
+    def of(message: Delivered) -> Any:
+        value = message.json()
+        for name in names:
+            if isinstance(value, list) and name.isdecimal():
+                value = value[int(name)]
+            elif isinstance(value, dict):
+                value = value[name]
+            else:
+                raise KeyError(name)
+        return value
+
+    return of
+
+
+# As the bindings for Kafka, HTTP and AMQP write them: https://github.com/cloudevents/spec
+_EVENT_PREFIXES: Final = ("ce_", "ce-", "cloudEvents:", "cloudEvents_")
+
+
+def cloudevents(message: Delivered) -> str:
+    """`key=cloudevents`: source and id, which together name a CloudEvent, in binary or structured mode.
+
+    Raises:
+        LookupError: it has no source or no id.
+        ValueError: its source has a space, and is no URI.
+    """
+    event: Any = message.headers
+    prefix = next((each for each in _EVENT_PREFIXES if f"{each}id" in event), None)
+    if prefix is None:
+        prefix, event = "", message.json()
+    source, number = (_text_of(event[f"{prefix}{name}"]) for name in ("source", "id"))
+    if " " in source:
+        raise ValueError("the source of a CloudEvent is a URI, and has no space")
+    return f"{source} {number}"
+
+
+def debezium(message: Delivered) -> Any:
+    """`key=debezium`: the id of an event of the outbox router; else key, place in the log and operation of a change.
+
+    Raises:
+        LookupError: it is neither.
+    """
+    if "id" in message.headers:
+        return message.headers["id"]
+    if message.body is None:
+        return message.id  # a tombstone, which repeats the deletion before it
+    event = message.json()
+    event = event.get("payload", event)  # with `schemas.enable` the change is inside
+    source = event["source"]
+    place = (source["lsn"],) if "lsn" in source else (source["file"], source["pos"], source.get("row", 0))
+    return " ".join(map(str, (repr(message.key), *place, event["op"])))
+
+
+celery: Final = header("id")
+"""`key=celery`: the id of a task of Celery, which its second protocol has in the headers."""
+
+
+def canonical_json(*args: Any, **kwargs: Any) -> bytes:
+    """`fingerprint=canonical_json`: equal for equal JSON, however it is spaced and in whatever order its fields are.
+
+    Of a message its body; of an `@idempotent` function its arguments, in which dates, Decimals and UUIDs may stand. A
+    number is its value, so 5.0 is 5. RFC 8785 writes texts in UTF-8, and sorts them by UTF-16; here they are escaped.
+
+    Raises:
+        ValueError: the body is no JSON, or has a number that is none.
+        TypeError: an argument is neither JSON nor one of these.
+    """
+    if len(args) == 1 and not kwargs and hasattr(args[0], "redelivered"):
+        body = args[0].body
+        value = None if body is None else json_text.loads(body, parse_float=_number, parse_constant=_refuse)
+    else:
+        value = [args, kwargs]
+    text = json_text.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
+    return text.encode()
+
+
+def _number(text: str) -> float | int:
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, (date, time, Decimal, UUID)):
+        return str(value)
+    raise TypeError(
+        f"a {type(value).__name__} is not JSON: give fingerprint= a function of what must be equal"
+    )
+
+
+def _text_of(value: object) -> str:
+    text = id_of(value, "a part of a key")
+    return text if isinstance(text, str) else text.decode()

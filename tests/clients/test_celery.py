@@ -8,16 +8,12 @@ from contextlib import contextmanager
 import pytest
 from celery import Celery
 
-from idempotent import Outcome
+from idempotent import Outcome, keys
 from idempotent.testing.adapter_contract import until
 from tests.clients.service import TIMEOUT_S
 from tests.project.house import ROOT
 
 TASK_ID = "5b9e0ff4-0a8c-4c86-a8d6-f3b6f6a0e2d1"
-
-
-def task_id(message):
-    return message.headers["id"]
 
 
 @pytest.fixture
@@ -40,7 +36,7 @@ def test_a_task_has_its_id_in_a_header_and_no_message_id(send, serve_queue):
 def test_with_the_task_id_as_the_key_a_task_sent_twice_is_one(send, serve_queue):
     for _ in range(2):
         send(task_id=TASK_ID)
-    service = serve_queue(key=task_id)
+    service = serve_queue(key=keys.celery)
     assert service.work(2) == [Outcome.PROCESSED, Outcome.DUPLICATE]
     (effect,) = service.effects
     arguments, named, _embedded = effect.json()
@@ -52,7 +48,7 @@ def test_with_the_task_id_as_the_key_a_task_sent_twice_is_one(send, serve_queue)
 
 def test_a_task_that_was_redriven_is_handled(send, serve_queue):
     send(task_id=TASK_ID)
-    service = serve_queue(key=task_id)
+    service = serve_queue(key=keys.celery)
     service.bury()
     service.redrive()
     assert service.effects[0].json()[0] == [7]
@@ -61,7 +57,7 @@ def test_a_task_that_was_redriven_is_handled(send, serve_queue):
 @pytest.mark.slow
 def test_a_worker_of_celery_runs_a_dead_letter(send, rabbit, queue, serve_queue, tmp_path):
     send(task_id=TASK_ID)
-    serve_queue(key=task_id).bury()
+    serve_queue(key=keys.celery).bury()
     ran = tmp_path / "ran"
     with celery_worker(rabbit.url, f"{queue}.dead", ran):
         until(lambda: ran.exists() and ran.read_text(), "a task that ran")

@@ -7,7 +7,7 @@ import pytest
 from cloudevents.core.bindings import kafka, rabbitmq
 from cloudevents.core.v1.event import CloudEvent
 
-from idempotent import Outcome
+from idempotent import Outcome, keys
 from tests.adapters.rabbitmq.rabbit import Rabbit
 
 DATA = {"cents": 100, "name": "Zoë"}
@@ -24,20 +24,6 @@ ATTRIBUTES = {
 
 def event(**attributes):
     return CloudEvent({**ATTRIBUTES, **attributes}, DATA)
-
-
-def identity(prefix):
-    """What the specification calls the identity of an event: its source and its id."""
-
-    def key(message):
-        found = message.headers if f"{prefix}id" in message.headers else prefixed(message.json(), prefix)
-        return f"{found[f'{prefix}source']} {found[f'{prefix}id']}"
-
-    return key
-
-
-def prefixed(attributes, prefix):
-    return {f"{prefix}{name}": value for name, value in attributes.items()}
 
 
 def send_to_queue(rabbit, queue, message):
@@ -68,7 +54,7 @@ def test_over_rabbitmq_source_and_id_are_the_key_and_the_dead_letter_is_the_even
 ):
     for source in ("/shop/köln", "/shop/köln", "/shop/bonn"):
         send_to_queue(rabbit, queue, mode(event(source=source)))
-    service = serve_queue(key=identity("ce-"))
+    service = serve_queue(key=keys.cloudevents)
     assert service.work(3) == [Outcome.PROCESSED, Outcome.DUPLICATE, Outcome.PROCESSED]
     send_to_queue(rabbit, queue, mode(event(id="8")))
     service.bury()
@@ -94,7 +80,7 @@ def test_over_kafka_source_and_id_are_the_key_and_the_dead_letter_is_the_event(
 ):
     for source in ("/shop/köln", "/shop/köln", "/shop/bonn"):
         send_to_topic(broker, topic, mode(event(source=source, partitionkey="customer-1")))
-    service = serve_topic(key=identity("ce_"))
+    service = serve_topic(key=keys.cloudevents)
     assert service.work(3) == [Outcome.PROCESSED, Outcome.DUPLICATE, Outcome.PROCESSED]
     assert service.effects[0].raw.key() == b"customer-1"
     send_to_topic(broker, topic, mode(event(id="8", partitionkey="customer-1")))

@@ -8,7 +8,7 @@ import secrets
 
 import pytest
 
-from idempotent import Outcome
+from idempotent import Outcome, keys
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.testing.adapter_contract import until
 from tests.adapters.kafka.broker import Broker
@@ -74,21 +74,9 @@ def serve(broker, topic, **options):
     return Service(lambda: KafkaAdapter(broker.bootstrap), topic, **options)
 
 
-def event_id(message):
-    return message.headers["id"]
-
-
-def change_id(message):
-    """A change is named by its row and its place in the log; a tombstone repeats the deletion before it."""
-    if not message.body:
-        return message.id
-    change = message.json()
-    return f"{message.raw.key()} {change['source']['lsn']} {change['op']}"
-
-
 def test_an_event_of_the_outbox_that_was_sent_twice_is_handled_once(broker, captured):
     _, topic = captured
-    service = serve(broker, topic, key=event_id)
+    service = serve(broker, topic, key=keys.debezium)
     assert service.work(3) == [Outcome.PROCESSED, Outcome.DUPLICATE, Outcome.PROCESSED]
     assert [effect.headers["id"] for effect in service.effects] == IDS
     assert service.effects[0].json() == {"cents": 100}
@@ -107,7 +95,7 @@ def serve_anew(broker, topic):
 
 def test_a_change_that_was_sent_twice_is_handled_once_and_a_tombstone_has_no_body(broker, captured):
     topic, _ = captured
-    service = serve(broker, topic, key=change_id)
+    service = serve(broker, topic, key=keys.debezium)
     first, second = service.work(8)[:4], service.outcomes[4:]
     assert first == [Outcome.PROCESSED] * 4
     assert second == [*[Outcome.DUPLICATE] * 3, Outcome.PROCESSED]
