@@ -108,14 +108,14 @@ def idempotent(
             checker=checker,
             group=group,
             codec=codec or codec_for(function),
-            fingerprint=None if fingerprint is None else _body_of,
+            fingerprint=None if fingerprint is None else body_of,
             max_attempts=max_attempts,
             dead_for=dead_for,
             on_expired_lease=on_expired_lease,
             on_cancel=on_cancel,
             registered=False,
         )(cast("Any", handler))
-        calls = _Function(function, consumer, session, _key_of(key, signature, session), fingerprint)
+        calls = _Function(function, consumer, session, key_of(key, signature, session), fingerprint)
         kept: Any = _awaitable(calls, longest_s) if handler.is_async else _plain(calls, longest_s)
         functools.update_wrapper(kept, function)
         if session is not None:
@@ -158,7 +158,7 @@ class _Function:
     def message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
         """The message that stands for a call."""
         content = None if self._fingerprint is None else self._fingerprint(*args, **kwargs)
-        return Message(self.consumer.subject, _bytes_of(content), id=self._key(*args, **kwargs))
+        return Message(self.consumer.subject, bytes_of(content), id=self._key(*args, **kwargs))
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         """What runs for a call."""
@@ -176,12 +176,12 @@ def _plain(calls: _Function, wait_s: float) -> Callable[..., Any]:
         message, runs = calls.message(args, kwargs), calls.call(args, kwargs)
         result = consumer.process(message, call=runs, session=calls.session_type)
         if result.outcome is Outcome.IN_PROGRESS and wait_s:
-            for pause_s in _pauses(wait_s):
+            for pause_s in pauses(wait_s):
                 time.sleep(pause_s)
                 result = consumer.process(message, call=runs, session=calls.session_type)
                 if result.outcome is not Outcome.IN_PROGRESS:
                     break
-        return _value_of(consumer, message, result)
+        return value_of(consumer, message, result)
 
     return call
 
@@ -194,17 +194,17 @@ def _awaitable(calls: _Function, wait_s: float) -> Callable[..., Any]:
         message, runs = calls.message(args, kwargs), calls.call(args, kwargs)
         result = await consumer.process(message, call=runs, session=calls.session_type)
         if result.outcome is Outcome.IN_PROGRESS and wait_s:
-            for pause_s in _pauses(wait_s):
+            for pause_s in pauses(wait_s):
                 await asyncio.sleep(pause_s)
                 result = await consumer.process(message, call=runs, session=calls.session_type)
                 if result.outcome is not Outcome.IN_PROGRESS:
                     break
-        return _value_of(consumer, message, result)
+        return value_of(consumer, message, result)
 
     return call
 
 
-def _pauses(wait_s: float) -> Iterator[float]:
+def pauses(wait_s: float) -> Iterator[float]:
     """The pauses between the looks at a key that another call has, until `wait_s` seconds are over."""
     until = time.monotonic() + wait_s
     pause_s = _FIRST_PAUSE_S
@@ -213,7 +213,7 @@ def _pauses(wait_s: float) -> Iterator[float]:
         pause_s = min(pause_s * _GROWTH, _LONGEST_PAUSE_S)
 
 
-def _value_of(consumer: AnyConsumer, message: Message, result: Result) -> Any:
+def value_of(consumer: AnyConsumer, message: Message, result: Result) -> Any:
     """What the function returned, now or before; else the exception that says why it has not."""
     if result.outcome is Outcome.PROCESSED or result.replayed:
         return result.value
@@ -246,7 +246,7 @@ def _name_of(function: Callable[..., Any]) -> str:
     return f"{module}.{function.__qualname__}"
 
 
-def _key_of(
+def key_of(
     key: str | Callable[..., Id | None], signature: inspect.Signature, session: str | None
 ) -> Callable[..., Id | None]:
     """A function that takes the arguments of a call and returns its key."""
@@ -274,12 +274,12 @@ def _key_of(
     return of
 
 
-def _body_of(message: Message) -> bytes | None:
+def body_of(message: Message) -> bytes | None:
     """The fingerprint of a message whose body stands for it."""
     return message.body
 
 
-def _bytes_of(content: Id | None) -> bytes | None:
+def bytes_of(content: Id | None) -> bytes | None:
     """A fingerprint as the body of a message."""
     if content is None or isinstance(content, bytes):
         return content
@@ -321,9 +321,9 @@ class Once:
         kind, hook = self._binding.handler.session_type, self._binding.transactions.handler_argument
         return None if kind is None else functools.partial(hook, self.claim, kind)
 
-    def _pause_s(self, result: Result, pauses: Iterator[float]) -> float:
+    def _pause_s(self, result: Result, waits: Iterator[float]) -> float:
         """How long to wait for the block that has the key; raises why this one does not begin."""
-        pause_s = next(pauses, None) if result.outcome is Outcome.IN_PROGRESS else None
+        pause_s = next(waits, None) if result.outcome is Outcome.IN_PROGRESS else None
         if pause_s is not None:
             return pause_s
         self._consumer.report((self._message,), (result,))
@@ -352,7 +352,7 @@ class Once:
             raise error_of(self._consumer, self._message, result)
 
     def __enter__(self) -> Self:
-        waits = _pauses(self._wait_s)
+        waits = pauses(self._wait_s)
         while True:
             got = drive(self._begin(is_async=False))
             if not isinstance(got, Result):
@@ -374,7 +374,7 @@ class Once:
         self._end(drive(self._rest(error)), error)
 
     async def __aenter__(self) -> Self:
-        waits = _pauses(self._wait_s)
+        waits = pauses(self._wait_s)
         while True:
             part = self._begin(is_async=True)
             awaiting = self._binding.checker.awaiting
@@ -468,7 +468,7 @@ def once(
                 checker=checker,
                 group=group,
                 store_result=True,
-                fingerprint=None if fingerprint is None else _body_of,
+                fingerprint=None if fingerprint is None else body_of,
                 max_attempts=max_attempts,
                 dead_for=dead_for,
                 on_expired_lease=on_expired_lease,
@@ -487,7 +487,7 @@ def once(
             _consumers[*settings, is_async] = found
         return found
 
-    message = Message(name, _bytes_of(fingerprint), id=key)
+    message = Message(name, bytes_of(fingerprint), id=key)
     return Once(consumer_of, message, seconds(wait_s, "wait_s", zero=True))
 
 

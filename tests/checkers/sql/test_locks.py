@@ -22,7 +22,9 @@ SPACE = KeySpace("orders", "billing")
 
 
 @pytest.mark.parametrize("lock_timeout_s", [0, 1])
-def test_a_key_held_by_another_transaction_is_in_progress_and_its_rollback_lets_the_next_one_run(sql_store, lock_timeout_s):
+def test_a_key_held_by_another_transaction_is_in_progress_and_its_rollback_lets_the_next_one_run(
+    sql_store, lock_timeout_s
+):
     if sql_store.kind == "sqlite":
         pytest.skip("SQLite has one writer: see the busy file")
     started, finish = threading.Event(), threading.Event()
