@@ -1,0 +1,251 @@
+"""The rules of the HTTP header `Idempotency-Key`, for every web framework: keys, fingerprints, answers, problems."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeAlias
+
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+"""Names in lower case, and values."""
+
+HEADER: Final = b"idempotency-key"
+REPLAYED: Final = b"Idempotent-Replayed"
+_EXPOSE: Final = b"access-control-expose-headers"
+_VISIBLE: Final = re.compile(r"[!-~]{1,255}")
+# A string of RFC 8941, of visible characters; and what Stripe's clients send. A comma joins two headers.
+_QUOTED: Final = re.compile(r'"((?:[!#-\[\]-~]|\\["\\])+)"')
+_BARE: Final = re.compile(r"[!#-+\--~]+")
+# About one connection, or one moment, or one browser: a later answer must not have them.
+_NOT_STORED: Final = frozenset(
+    {
+        b"connection",
+        b"date",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"set-cookie",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# The caller is to send the request again, perhaps with other credentials.
+_FREE: Final = frozenset({401, 403, 408, 425, 429})
+_FIRST_SERVER_ERROR: Final = 500
+
+
+class BadKeyError(ValueError):
+    """The header is no key."""
+
+
+def key_in(values: Sequence[bytes]) -> str | None:
+    """The key that a request has; None: no header. `"abc"` and `abc` are the same key.
+
+    Args:
+        values: of all its headers of this name.
+
+    Raises:
+        BadKeyError: two headers, or none of 1 to 255 visible ASCII characters. The message does not show it.
+    """
+    if not values:
+        return None
+    if len(values) > 1:
+        raise BadKeyError("the request has more than one Idempotency-Key")
+    text = values[0].decode("latin-1").strip(" \t")
+    quoted = _QUOTED.fullmatch(text)
+    if quoted is not None:
+        text = re.sub(r'\\(["\\])', r"\1", quoted[1])
+    elif not _BARE.fullmatch(text):
+        text = ""
+    if not _VISIBLE.fullmatch(text):
+        raise BadKeyError(
+            "an Idempotency-Key has 1 to 255 visible ASCII characters, in double quotes or, without quotes and commas, "
+            "as it is"
+        )
+    return text
+
+
+def id_of_key(owner: str | bytes, key: str) -> str:
+    """What a key is stored under: a hash, so that no log, table or command shows the key or its owner.
+
+    Args:
+        owner: the user that it belongs to, as `scope=` of the middleware returns it.
+        key: the key, without quotes.
+    """
+    return _digest(
+        owner if isinstance(owner, bytes) else owner.encode("utf-8", "surrogatepass"), key.encode()
+    )
+
+
+def fingerprint(method: str, path: str, query: bytes, body: bytes) -> bytes:
+    """What must be equal in all requests with one key."""
+    return _digest(method.encode(), path.encode("utf-8", "surrogatepass"), query, body).encode()
+
+
+def _digest(*parts: bytes) -> str:
+    # With their lengths: no two lists of parts have the same text.
+    digest = hashlib.blake2b(digest_size=20)
+    for part in parts:
+        digest.update(len(part).to_bytes(8) + part)
+    return digest.hexdigest()
+
+
+def is_final(status: int) -> bool:
+    """Whether an answer is the end of its request. After another one the same request may be sent again, and runs."""
+    return status < _FIRST_SERVER_ERROR and status not in _FREE
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer as it is stored.
+
+    Args:
+        status: its code.
+        headers: without those of one connection, `Date` and `Set-Cookie`; see `kept`.
+        body: None: it was too long to be stored.
+    """
+
+    status: int
+    headers: Headers
+    body: bytes | None
+
+    def replayed(self) -> Headers:
+        """Its headers, for another request."""
+        headers = [(name, value) for name, value in self.headers if name != _EXPOSE]
+        exposed = [value for name, value in self.headers if name == _EXPOSE]
+        if not any(b"*" in value.split(b",") for value in exposed):
+            exposed.append(REPLAYED)
+        if self.body and not any(name == b"content-length" for name, _ in headers):
+            headers.append((b"content-length", str(len(self.body)).encode()))
+        return [*headers, (REPLAYED.lower(), b"true"), (_EXPOSE, b", ".join(exposed))]
+
+
+def kept(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The headers of an answer that are stored."""
+    named = [(bytes(name).lower(), bytes(value)) for name, value in headers]
+    hops = {
+        hop.strip().lower() for name, value in named if name == b"connection" for hop in value.split(b",")
+    }
+    return [(name, value) for name, value in named if name not in _NOT_STORED and name not in hops]
+
+
+class AnswerCodec:
+    """Stores answers: a line of JSON with status and headers, then the body as it is."""
+
+    name = "http-answer/1"
+
+    def encode(self, value: Answer) -> bytes:
+        """The bytes of an answer."""
+        headers = [[name.decode("latin-1"), content.decode("latin-1")] for name, content in value.headers]
+        head = json.dumps([value.status, headers, value.body is not None])
+        return head.encode() + b"\n" + (value.body or b"")
+
+    def decode(self, data: bytes) -> Answer:
+        """The answer."""
+        head, _, body = data.partition(b"\n")
+        status, headers, has_body = json.loads(head)
+        pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        return Answer(status, pairs, body if has_body else None)
+
+
+class Problem(Enum):
+    """Why a request got no answer of the application: the last part of `type`, the status, the title, the detail."""
+
+    MISSING_KEY = (
+        "missing-key",
+        400,
+        "Idempotency-Key is missing",
+        "Send this request with an Idempotency-Key.",
+    )
+    BAD_KEY = "bad-key", 400, "Idempotency-Key is not valid", ""
+    NO_OWNER = (
+        "no-owner",
+        400,
+        "Idempotency-Key belongs to nobody",
+        "A key belongs to a user, and this request names none.",
+    )
+    BODY_TOO_LONG = "body-too-long", 413, "The body is too long", ""
+    OTHER_REQUEST = (
+        "other-request",
+        422,
+        "Idempotency-Key was used for another request",
+        "The method, path, query or body differs from the first request with this key. Use a new key.",
+    )
+    IN_PROGRESS = (
+        "in-progress",
+        409,
+        "A request with this Idempotency-Key is in progress",
+        "Send it again, with the same key, for its answer.",
+    )
+    ANSWER_NOT_STORED = (
+        "answer-not-stored",
+        409,
+        "The request was carried out before",
+        "Its answer was too long to be stored, or cannot be read. The request does not run again.",
+    )
+    EFFECT_UNKNOWN = (
+        "effect-unknown",
+        409,
+        "Whether the request took effect is unknown",
+        "The server died while it ran the request. A person has to find out; do not send it with another key.",
+    )
+    UNAVAILABLE = (
+        "unavailable",
+        503,
+        "Idempotency-Key cannot be looked up or recorded",
+        "Send the request again, with the same key.",
+    )
+
+    def __init__(self, word: str, status: int, title: str, detail: str) -> None:
+        self.word: Final = word
+        self.status: Final = status
+        self.title: Final = title
+        self.detail: Final = detail
+
+    @property
+    def urn(self) -> str:
+        """Its `type`."""
+        return f"urn:idempotent-consumer:{self.word}"
+
+    def answer(
+        self,
+        detail: str = "",
+        *,
+        docs: str | None = None,
+        retry_after_s: int | None = None,
+        key: str | None = None,
+    ) -> Answer:
+        """As `application/problem+json` (RFC 9457).
+
+        Args:
+            detail: in the place of its own.
+            docs: the address of a page for the caller, as `Link`.
+            retry_after_s: seconds, as `Retry-After`.
+            key: what a person names to the command line.
+        """
+        content = {
+            "type": self.urn,
+            "title": self.title,
+            "status": self.status,
+            "detail": detail or self.detail,
+        }
+        if key is not None:
+            content["key"] = key
+        body = json.dumps(content).encode()
+        headers = [
+            (b"content-type", b"application/problem+json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"cache-control", b"no-store"),
+        ]
+        if docs is not None:
+            headers.append((b"link", f'<{docs}>; rel="describedby"; type="text/html"'.encode("latin-1")))
+        if retry_after_s is not None:
+            headers.append((b"retry-after", str(retry_after_s).encode()))
+        return Answer(self.status, headers, body)

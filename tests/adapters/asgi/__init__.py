@@ -1,0 +1,1 @@
+"""Idempotency-Key, over real web servers."""
