@@ -108,7 +108,7 @@ def _uvicorn(app: Any, bound: socket.socket) -> tuple[Callable[[], None], Callab
 
 def _hypercorn(app: Any, bound: socket.socket) -> tuple[Callable[[], None], Callable[[], None]]:
     config = Config()
-    config.bind = [f"fd://{bound.fileno()}"]
+    config.bind = [f"fd://{bound.dup().detach()}"]
     config.errorlog = None
     config.graceful_timeout = 5
     ended = threading.Event()

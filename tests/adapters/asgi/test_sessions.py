@@ -1,0 +1,147 @@
+"""The endpoint's session: it commits with the key and the answer, or by itself in a request without a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException
+from fastapi.responses import JSONResponse, StreamingResponse
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from idempotent.adapters.asgi import IdempotencyKeyMiddleware, session
+from idempotent.checkers import MemoryChecker
+from tests.adapters.asgi.serving import USER, served, user_of
+from tests.support.stores import Store, open_store
+
+Session = Annotated[AsyncSession, Depends(session)]
+
+
+@pytest.fixture(params=["postgres", "mysql"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    with contextmanager(open_store)(request.param, request, reuse=True) as store:
+        yield store
+
+
+def api_of(store: Store, seen: list[Any]) -> FastAPI:
+    api, effects = FastAPI(), store.effects
+
+    async def book(session: AsyncSession, order: str) -> None:
+        await session.execute(effects.insert().values(id=order))
+
+    @api.post("/books/{order}")
+    async def books(order: str, session: Session, tasks: BackgroundTasks) -> str:
+        await book(session, order)
+        seen.append(store.booked())  # nobody else sees it yet
+        tasks.add_task(lambda: seen.append(store.booked()))
+        return order
+
+    @api.get("/books/{order}")
+    async def reads(order: str, session: Session) -> int:
+        count = sa.select(sa.func.count()).select_from(effects).where(effects.c.id == order)
+        return int((await session.execute(count)).scalar_one())
+
+    @api.post("/answers/{order}/{status}")
+    async def answers(order: str, status: int, session: Session) -> JSONResponse:
+        await book(session, order)
+        return JSONResponse(order, status)
+
+    @api.post("/raises/{order}/{status}")
+    async def raises(order: str, status: int, session: Session) -> None:
+        await book(session, order)
+        raise HTTPException(status) if status else ValueError
+
+    @api.post("/streams/{order}")
+    async def streams(order: str, session: Session) -> StreamingResponse:
+        async def parts() -> Any:
+            yield "booked "
+            await book(session, order)
+            yield order
+
+        return StreamingResponse(parts())
+
+    @api.post("/breaks/{order}")
+    async def breaks(order: str, session: Session) -> StreamingResponse:
+        async def parts() -> Any:
+            yield "booked "
+            await book(session, order)
+            raise ValueError
+
+        return StreamingResponse(parts())
+
+    @api.post("/commits/{order}")
+    async def commits(order: str, session: Session) -> str:
+        await book(session, order)
+        await session.commit()
+        return order
+
+    return api
+
+
+@contextmanager
+def opened(checker: Any, app: Any) -> Iterator[httpx.Client]:
+    protected = IdempotencyKeyMiddleware(app, checker=checker, scope=user_of, group="tests")
+    with served(protected) as address, httpx.Client(base_url=address, headers=USER, timeout=60) as http:
+        yield http
+
+
+@pytest.mark.parametrize("key", ["k", None])
+def test_what_an_endpoint_writes_commits_with_its_answer(store: Store, key: str | None) -> None:
+    seen: list[Any] = []
+    keyed = {"Idempotency-Key": key} if key else {}
+    with opened(store.transactional(store.async_engine()), api_of(store, seen)) as http:
+
+        def post(path: str) -> httpx.Response:
+            headers = {**keyed, "Connection": "close"}
+            if key:
+                headers["Idempotency-Key"] = path.replace("/", "-")
+            return http.post(path, headers=headers)
+
+        repeats = 2 if key else 1
+        for _ in range(repeats):
+            assert post("/books/a").json() == "a"
+            assert post("/streams/b").text == "booked b"
+            assert post("/answers/c/404").status_code == 404
+        assert store.booked() == {"a": 1, "b": 1, "c": 1}
+        assert seen[0] == {}  # in the endpoint
+        assert seen[1] == {"a": 1}  # in its background task, after the COMMIT
+        assert len(seen) == 2
+
+        # A copy runs again, because nothing is left of the first.
+        for _ in range(2):
+            assert post("/answers/d/500").status_code == 500
+            assert post("/answers/e/401").status_code == 401
+            assert post("/raises/f/409").status_code == 409
+            assert post("/raises/g/0").status_code == 500
+            assert post("/breaks/h").status_code == 500  # not the beginning of a stream
+            assert post("/commits/i").status_code == 500
+        assert store.booked() == {"a": 1, "b": 1, "c": 1}
+        assert [http.get(f"/books/{order}").json() for order in "abd"] == [1, 1, 0]
+
+
+def test_without_a_transaction_the_session_says_so() -> None:
+    errors: list[Exception] = []
+    api = FastAPI()
+
+    @api.post("/")
+    async def books(session: Session) -> None: ...
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await api(scope, receive, send)
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    with opened(MemoryChecker(), noting) as http:
+        assert http.post("/", headers={"Idempotency-Key": "k", "Connection": "close"}).status_code == 500
+        assert http.post("/", headers={"Connection": "close"}).status_code == 500
+    with served(noting) as address:
+        assert httpx.post(address).status_code == 500
+    assert [str(error).split(";")[0] for error in errors] == [
+        "session() needs a checker with transactions, and MemoryChecker has none"
+    ] * 2 + ["session() is for requests that pass through an IdempotencyKeyMiddleware"]
