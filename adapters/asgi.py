@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
 from contextlib import suppress
 from contextvars import ContextVar
@@ -148,6 +149,7 @@ class IdempotencyKeyMiddleware:
         self._required = required
         self._stores_all = store == "all"
         self._docs = docs
+        self._flights: dict[str, _Flight] = {}
         made = checker_from_url(checker) if isinstance(checker, str) else checker
         self.transactions: Final = made if isinstance(made, TransactionHooks) else None
         self.checker: Final = made
@@ -236,19 +238,23 @@ class IdempotencyKeyMiddleware:
         content = fingerprint(scope["method"], scope["path"], scope.get("query_string", b""), body)
         message = Message(self._consumer.subject, content, id=key)
         request = _Request(self, scope, receive, send, body=body)
+        result = await self._result_of_copy(key, content)
+        if result is not None:
+            return self._answer_to(message, result)
+        flight = self._flights[key] = _Flight(content)
         try:
-            result = await self._consumer.process(message, call=request.run, session=self.session_type)
-            for pause_s in pauses(self._wait_s) if result.outcome is Outcome.IN_PROGRESS else ():
-                await asyncio.sleep(pause_s)
-                result = await self._consumer.process(message, call=request.run, session=self.session_type)
-                if result.outcome is not Outcome.IN_PROGRESS:
-                    break
+            result = await self._result_of(message, request, flight)
+            flight.result = result
         except asyncio.CancelledError:
             request.leave()
             raise
         except BaseException:
             await request.drop()
             raise
+        finally:
+            del self._flights[key]
+            flight.ended.set()
+            flight.changed.set()
         if result.outcome is Outcome.PROCESSED:
             await request.finish()
             return None
@@ -261,6 +267,41 @@ class IdempotencyKeyMiddleware:
         if request.has_begun and result.error is not None:
             raise result.error  # so that the server ends the answer as one that is not whole
         return self._answer_to(message, result)
+
+    async def _result_of(self, message: Message, request: _Request, flight: _Flight) -> Result:
+        """The result of a request that no other one of this process has the key of."""
+
+        async def run(*given: Any) -> Answer:
+            flight.changed.set()
+            return await request.run(*given)
+
+        waits = pauses(self._wait_s)
+        while True:
+            result = await self._consumer.process(message, call=run, session=self.session_type)
+            pause_s = next(waits, None) if result.outcome is Outcome.IN_PROGRESS else None
+            if pause_s is None:
+                return result
+            await asyncio.sleep(pause_s)
+
+    async def _result_of_copy(self, key: str, content: bytes) -> Result | None:
+        """The result of a request whose key another one of this process has; None: nobody has it any more.
+
+        Copies wait for it in memory: a hundred would take a hundred connections otherwise, and in each other's way.
+        """
+        until = time.monotonic() + self._wait_s
+        while (flight := self._flights.get(key)) is not None:
+            await flight.changed.wait()
+            if not flight.ended.is_set():
+                if flight.content != content:
+                    return Result(Outcome.REJECTED)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(flight.ended.wait(), max(until - time.monotonic(), 0))
+                if not flight.ended.is_set():
+                    return Result(Outcome.IN_PROGRESS)
+            result = flight.result if flight.content == content else None
+            if result is not None and (result.outcome is Outcome.PROCESSED or result.replayed):
+                return Result(Outcome.DUPLICATE, value=result.value, replayed=True)
+        return None
 
     def _answer_to(self, message: Message, result: Result) -> Answer:
         """The answer to a request that did not run, or whose end was not recorded."""
@@ -314,6 +355,23 @@ class _NotStoredError(Exception):
     def __init__(self, why: str, raised: BaseException | None = None) -> None:
         super().__init__(why)
         self.raised: Final = raised
+
+
+class _Flight:
+    """What the copies of a request wait for.
+
+    Attributes:
+        content: its fingerprint.
+        result: what came of it; None: it was cancelled, or has not ended.
+        changed: the application runs, or it has ended.
+        ended: it has ended.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.content: Final = content
+        self.result: Result | None = None
+        self.changed: Final = asyncio.Event()
+        self.ended: Final = asyncio.Event()
 
 
 class _Request:

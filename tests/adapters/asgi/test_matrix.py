@@ -252,6 +252,18 @@ def test_the_table_is_that_of_the_page() -> None:
     assert rows == [*(row[:2] for row in ROWS), *ELSEWHERE]
 
 
+def test_a_copy_that_waits_for_one_that_fails_runs_in_its_place(kind: Kind) -> None:
+    with client_of(kind.checker, wait_s=60) as client, ThreadPoolExecutor(5) as threads:
+        client.shop.status, client.shop.waits = 503, Event()
+        first = threads.submit(client.post)
+        assert client.shop.began.wait(30)
+        copies = [threads.submit(client.post) for _ in range(4)]
+        assert problem_of(client.post(content=b"11 EUR")) == "other-request"
+        client.shop.waits.set()
+        answers = {answer.result().text for answer in (first, *copies)}
+        assert answers == {f"charge {number}" for number in range(1, 6)}
+
+
 def test_a_store_that_does_not_answer_lets_nothing_run(private_redis: Any) -> None:
     server = private_redis()
     with closing(RedisChecker(server.url)) as checker, client_of(checker) as client:
