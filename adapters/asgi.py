@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
-from contextvars import ContextVar
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
+from idempotent.adapters.asgi_request import (
+    App,
+    NotStoredError,
+    Receive,
+    Request,
+    Scope,
+    Send,
+    Settings,
+    requests,
+)
 from idempotent.adapters.idempotency_key import (
     HEADER,
     Answer,
@@ -18,16 +27,13 @@ from idempotent.adapters.idempotency_key import (
     Problem,
     fingerprint,
     id_of_key,
-    is_final,
-    kept,
     key_in,
 )
 from idempotent.checkers import checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.transactions import TransactionHooks
-from idempotent.claims import Claim
 from idempotent.consumer import AsyncConsumer
-from idempotent.errors import ConfigurationError, DoomedTransactionError, IdempotentError, StoreError
+from idempotent.errors import ConfigurationError, StoreError
 from idempotent.function import body_of, pauses
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
@@ -40,18 +46,9 @@ from idempotent.validation import seconds, whole
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Event: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Event]]
-Send: TypeAlias = Callable[[Event], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 __all__ = ["IdempotencyKeyMiddleware", "authorization", "session"]
 
 _RETRY_AFTER_S: Final = 1
-_requests: ContextVar[_Request | None] = ContextVar("idempotent_asgi_request", default=None)
-# Applications that work on after their client and their server have gone: the loop alone would not keep them.
-_left: Final[set[asyncio.Task[None]]] = set()
 
 
 def authorization(scope: Scope) -> str:
@@ -74,7 +71,7 @@ async def session() -> AsyncIterator[AsyncSession]:
         ConfigurationError: the application has no IdempotencyKeyMiddleware, or its checker no transaction.
         StoreError: the database did not answer.
     """
-    request = _requests.get()
+    request = requests.get()
     if request is None:
         raise ConfigurationError(
             "session() is for requests that pass through an IdempotencyKeyMiddleware; add it to the application"
@@ -140,20 +137,19 @@ class IdempotencyKeyMiddleware:
             raise ConfigurationError(f"store is 'final' or 'all', not {store!r}")
         if docs is not None and not (docs.isascii() and docs.isprintable() and not set(docs) & set('<>" ')):
             raise ConfigurationError(f"docs is the address of a page, not {docs!r}")
-        self.app: Final = app
-        self.max_body: Final = whole(max_body, "max_body")
         self._wait_s = seconds(wait_s, "wait_s", zero=True)
         self._owner_of = scope
         self._methods = frozenset(method.upper() for method in methods)
         self._paths = None if paths is None else tuple(paths)
         self._required = required
-        self._stores_all = store == "all"
         self._docs = docs
         self._flights: dict[str, _Flight] = {}
         made = checker_from_url(checker) if isinstance(checker, str) else checker
-        self.transactions: Final = made if isinstance(made, TransactionHooks) else None
-        self.checker: Final = made
-        self.session_type: Final = None if self.transactions is None else _session_type()
+        transactions = made if isinstance(made, TransactionHooks) else None
+        session_type = None if transactions is None else _session_type()
+        self._settings = Settings(
+            app, made, transactions, session_type, whole(max_body, "max_body"), stores_all=store == "all"
+        )
         self._consumer = cast(
             "AsyncConsumer",
             default_registry.consumer(
@@ -166,13 +162,13 @@ class IdempotencyKeyMiddleware:
                 on_expired_lease=on_expired_lease,
                 on_cancel="finish",
                 registered=False,
-            )(cast("Any", Handler(_not_called, self.session_type, batch=False, is_async=True))),
+            )(cast("Any", Handler(_not_called, session_type, batch=False, is_async=True))),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; a websocket and the lifespan pass through."""
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await self._settings.app(scope, receive, send)
             return
         values = [value for name, value in scope["headers"] if name.lower() == HEADER]
         if not self._protects(scope) or not (values or self._required):
@@ -199,23 +195,19 @@ class IdempotencyKeyMiddleware:
             return False
         return self._paths is None or any(fnmatchcase(scope["path"], path) for path in self._paths)
 
-    def stores(self, status: int) -> bool:
-        """Whether an answer of this status is stored, and what its request wrote committed."""
-        return self._stores_all or is_final(status)
-
     async def _unprotected(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = _Request(self, scope, receive, send, body=None)
-        if self.transactions is None:
-            token = _requests.set(request)
+        request = Request(self._settings, scope, receive, send, body=None)
+        if self._settings.transactions is None:
+            token = requests.set(request)
             try:
-                await self.app(scope, receive, send)
+                await self._settings.app(scope, receive, send)
             finally:
-                _requests.reset(token)
+                requests.reset(token)
             return
         try:
             await request.run()
             await request.end_own(commit=True)
-        except _NotStoredError as error:
+        except NotStoredError as error:
             await request.end_own(commit=False)
             if error.raised is not None:
                 raise error.raised from None
@@ -237,7 +229,7 @@ class IdempotencyKeyMiddleware:
             return body
         content = fingerprint(scope["method"], scope["path"], scope.get("query_string", b""), body)
         message = Message(self._consumer.subject, content, id=key)
-        request = _Request(self, scope, receive, send, body=body)
+        request = Request(self._settings, scope, receive, send, body=body)
         result = await self._result_of_copy(key, content)
         if result is not None:
             return self._answer_to(message, result)
@@ -258,7 +250,7 @@ class IdempotencyKeyMiddleware:
         if result.outcome is Outcome.PROCESSED:
             await request.finish()
             return None
-        if isinstance(result.error, _NotStoredError):
+        if isinstance(result.error, NotStoredError):
             if result.error.raised is not None:
                 raise result.error.raised from None
             await request.finish()
@@ -268,7 +260,7 @@ class IdempotencyKeyMiddleware:
             raise result.error  # so that the server ends the answer as one that is not whole
         return self._answer_to(message, result)
 
-    async def _result_of(self, message: Message, request: _Request, flight: _Flight) -> Result:
+    async def _result_of(self, message: Message, request: Request, flight: _Flight) -> Result:
         """The result of a request that no other one of this process has the key of."""
 
         async def run(*given: Any) -> Answer:
@@ -277,7 +269,7 @@ class IdempotencyKeyMiddleware:
 
         waits = pauses(self._wait_s)
         while True:
-            result = await self._consumer.process(message, call=run, session=self.session_type)
+            result = await self._consumer.process(message, call=run, session=self._settings.session_type)
             pause_s = next(waits, None) if result.outcome is Outcome.IN_PROGRESS else None
             if pause_s is None:
                 return result
@@ -326,7 +318,7 @@ class IdempotencyKeyMiddleware:
         size = int(told[0]) if told and told[0].isdigit() else 0
         parts: list[bytes] = []
         read, more = 0, True
-        while more and size <= self.max_body:
+        while more and size <= self._settings.max_body:
             event = await receive()
             if event["type"] == "http.disconnect":
                 return None
@@ -334,8 +326,8 @@ class IdempotencyKeyMiddleware:
             read += len(parts[-1])
             size = max(size, read)
             more = event.get("more_body", False)
-        if size > self.max_body:
-            detail = f"A request with an Idempotency-Key may have {self.max_body} bytes."
+        if size > self._settings.max_body:
+            detail = f"A request with an Idempotency-Key may have {self._settings.max_body} bytes."
             return self._problem(Problem.BODY_TOO_LONG, detail)
         return b"".join(parts)
 
@@ -343,18 +335,6 @@ class IdempotencyKeyMiddleware:
         self, problem: Problem, detail: str = "", *, retry_after_s: int | None = None, key: str | None = None
     ) -> Answer:
         return problem.answer(detail, docs=self._docs, retry_after_s=retry_after_s, key=key)
-
-
-class _NotStoredError(Exception):
-    """Ends the call of a request whose answer is not stored.
-
-    Attributes:
-        raised: what the application raised before its answer was whole; None: it answered.
-    """
-
-    def __init__(self, why: str, raised: BaseException | None = None) -> None:
-        super().__init__(why)
-        self.raised: Final = raised
 
 
 class _Flight:
@@ -372,194 +352,6 @@ class _Flight:
         self.result: Result | None = None
         self.changed: Final = asyncio.Event()
         self.ended: Final = asyncio.Event()
-
-
-class _Request:
-    """One request: gives it to the application, and sends on the answer, whose end waits for the store.
-
-    Args:
-        middleware: with the application and the options.
-        scope: of the request.
-        receive: the server's.
-        send: the server's.
-        body: of the request; None: the application reads it itself, and the request has no key.
-
-    Attributes:
-        has_begun: whether a part of the answer was sent.
-        is_undone: an exception came out of the endpoint: what it wrote must not commit.
-    """
-
-    def __init__(
-        self,
-        middleware: IdempotencyKeyMiddleware,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        *,
-        body: bytes | None,
-    ) -> None:
-        self.has_begun = False
-        self.is_undone = False
-        self._middleware = middleware
-        self._scope = scope
-        self._server_receive = receive
-        self._server_send = send
-        self._body = body
-        self._session: Any = None
-        self._own: Claim | None = None
-        self._send_error: Exception | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def _clear(self) -> None:
-        """Expect the whole answer."""
-        self.is_undone = False
-        self._held: list[Event] = []
-        self._status, self._headers = 0, kept(())
-        self._parts: list[bytes] | None = []
-        self._size = 0
-        self._is_read = False
-        self._whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sent = asyncio.Event()
-
-    async def run(self, given: Any = None) -> Answer:
-        """Run the application until its answer is whole, and return that to be stored.
-
-        Raises:
-            _NotStoredError: it is not to be stored, or the application raised.
-        """
-        await self.drop()  # an earlier run, whose transaction the database undid
-        self._session = given
-        self._clear()
-        extensions = self._scope.get("extensions") or {}
-        # What they send, such as the path of a file, cannot be stored.
-        usable = {name: value for name, value in extensions.items() if not name.startswith("http.response.")}
-        token = _requests.set(self)
-        try:
-            running = self._middleware.app({**self._scope, "extensions": usable}, self._receive, self._send)
-            task = self._task = asyncio.ensure_future(_awaited(running))
-        finally:
-            _requests.reset(token)
-        try:
-            await asyncio.wait((task, self._whole), return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
-            task.cancel()
-            raise
-        if not self._whole.done():
-            self._raise_end_of(task)
-        if self.is_undone or not self._middleware.stores(self._status):
-            raise _NotStoredError(f"the answer is {self._status}")
-        return Answer(self._status, self._headers, None if self._parts is None else b"".join(self._parts))
-
-    @staticmethod
-    def _raise_end_of(task: asyncio.Task[None]) -> NoReturn:
-        try:
-            task.result()
-        except DoomedTransactionError:
-            raise
-        except Exception as error:
-            # Its cause shows whether the database undid the transaction; our own errors would mean more than that.
-            cause = None if isinstance(error, IdempotentError) else error
-            raise _NotStoredError(type(error).__name__, error) from cause
-        raise _NotStoredError("no answer", RuntimeError("the application ended before its answer was whole"))
-
-    async def _receive(self) -> Event:
-        if self._body is not None and not self._is_read:
-            self._is_read = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
-        if self._body is not None:
-            await self._sent.wait()  # that the client hangs up must not end what it has begun
-        return await self._server_receive()
-
-    async def _send(self, event: Event) -> None:
-        if event["type"] == "http.response.start":
-            self._status, self._headers = event["status"], kept(event.get("headers", ()))
-        elif event["type"] == "http.response.body":
-            self._keep(event.get("body", b""))
-        self._held.append(event)
-        if event["type"] != "http.response.body":
-            return
-        if event.get("more_body", False):
-            if self._session is None:  # else what it says may become untrue
-                await self._flush()
-        elif not self._whole.done():
-            self._whole.set_result(None)
-            await self._sent.wait()
-
-    def _keep(self, part: bytes) -> None:
-        if self._parts is None or self._body is None:
-            return
-        self._parts.append(bytes(part))
-        self._size += len(part)
-        if self._size > self._middleware.max_body:
-            self._parts = None
-
-    async def _flush(self) -> None:
-        held, self._held = self._held, []
-        for event in held:
-            if self._send_error is None:
-                self.has_begun = True
-                try:
-                    await self._server_send(event)
-                except Exception as error:  # the client has gone, but not what it has begun
-                    if self._body is None:
-                        raise
-                    self._send_error = error
-
-    async def finish(self) -> None:
-        """Send the rest of the answer, and let the application go on to its end, such as its background tasks."""
-        await self._flush()
-        self._sent.set()
-        assert self._task is not None
-        await self._task
-        if self._send_error is not None and not isinstance(self._send_error, OSError):
-            raise self._send_error
-
-    def leave(self) -> None:
-        """Let the application go on to its end, for nobody."""
-        if self._task is not None and not self._task.done():
-            self._send_error = OSError("the request was cancelled")
-            self._sent.set()
-            _left.add(self._task)
-            self._task.add_done_callback(_left.discard)
-
-    async def drop(self) -> None:
-        """End the application, whose request has not taken effect."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await self._task
-
-    async def session(self) -> Any:
-        """The session of its transaction. Raises what `asgi.session` raises."""
-        checker, hooks = self._middleware.checker, self._middleware.transactions
-        if hooks is None:
-            raise ConfigurationError(
-                f"session() needs a checker with transactions, and {type(checker).__name__} has none; use a "
-                "TransactionalSqlChecker with an AsyncEngine"
-            )
-        if self._session is None:
-            self._own = await checker.awaiting.call(hooks.claim_nothing)
-            self._session = await checker.awaiting.call(
-                hooks.handler_argument, self._own, self._middleware.session_type
-            )
-        return self._session
-
-    async def end_own(self, *, commit: bool) -> None:
-        """End the transaction of a request without a key, if it has one. Raises what a COMMIT raises."""
-        own = self._own
-        if own is None:
-            return
-        checker = self._middleware.checker
-        if commit:
-            await checker.awaiting.call(checker.protocol.complete, own)
-            self._own = None
-        else:
-            self._own = None
-            await checker.awaiting.call(checker.protocol.abandon, own)
-
-
-async def _awaited(running: Awaitable[None]) -> None:
-    await running
 
 
 async def _send_answer(send: Send, status: int, headers: Any, body: bytes) -> None:

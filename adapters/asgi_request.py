@@ -1,0 +1,251 @@
+"""Request: gives one request to an ASGI application, and holds the end of its answer until the store has it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, TypeAlias
+
+from idempotent.adapters.idempotency_key import Answer, is_final, kept
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.transactions import TransactionHooks
+from idempotent.claims import Claim
+from idempotent.errors import ConfigurationError, DoomedTransactionError, IdempotentError
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Event: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Event]]
+Send: TypeAlias = Callable[[Event], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+requests: ContextVar[Request | None] = ContextVar("idempotent_asgi_request", default=None)
+# Applications that work on after their client and their server have gone: the loop alone would not keep them.
+_left: Final[set[asyncio.Task[None]]] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a middleware tells its requests.
+
+    Args:
+        app: the application.
+        checker: the checker.
+        transactions: the same, if it is transactional.
+        session_type: what an endpoint may write with; None: the checker is not transactional.
+        max_body: bytes up to which an answer is stored.
+        stores_all: store the answers after which the same request may be sent again, too.
+    """
+
+    app: App
+    checker: AbstractIdempotentChecker
+    transactions: TransactionHooks | None
+    session_type: type | None
+    max_body: int
+    stores_all: bool
+
+    def stores(self, status: int) -> bool:
+        """Whether an answer of this status is stored, and what its request wrote committed."""
+        return self.stores_all or is_final(status)
+
+
+class NotStoredError(Exception):
+    """Ends the call of a request whose answer is not stored.
+
+    Attributes:
+        raised: what the application raised before its answer was whole; None: it answered.
+    """
+
+    def __init__(self, why: str, raised: BaseException | None = None) -> None:
+        super().__init__(why)
+        self.raised: Final = raised
+
+
+class Request:
+    """One request: gives it to the application, and sends on the answer, whose end waits for the store.
+
+    Args:
+        settings: of the middleware.
+        scope: of the request.
+        receive: the server's.
+        send: the server's.
+        body: of the request; None: the application reads it itself, and the request has no key.
+
+    Attributes:
+        has_begun: whether a part of the answer was sent.
+        is_undone: an exception came out of the endpoint: what it wrote must not commit.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        body: bytes | None,
+    ) -> None:
+        self.has_begun = False
+        self.is_undone = False
+        self._settings = settings
+        self._scope = scope
+        self._server_receive = receive
+        self._server_send = send
+        self._body = body
+        self._session: Any = None
+        self._own: Claim | None = None
+        self._send_error: Exception | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def _clear(self) -> None:
+        """Expect the whole answer."""
+        self.is_undone = False
+        self._held: list[Event] = []
+        self._status, self._headers = 0, kept(())
+        self._parts: list[bytes] | None = []
+        self._size = 0
+        self._is_read = False
+        self._whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sent = asyncio.Event()
+
+    async def run(self, given: Any = None) -> Answer:
+        """Run the application until its answer is whole, and return that to be stored.
+
+        Raises:
+            NotStoredError: it is not to be stored, or the application raised.
+        """
+        await self.drop()  # an earlier run, whose transaction the database undid
+        self._session = given
+        self._clear()
+        extensions = self._scope.get("extensions") or {}
+        # What they send, such as the path of a file, cannot be stored.
+        usable = {name: value for name, value in extensions.items() if not name.startswith("http.response.")}
+        token = requests.set(self)
+        try:
+            running = self._settings.app({**self._scope, "extensions": usable}, self._receive, self._send)
+            task = self._task = asyncio.ensure_future(_awaited(running))
+        finally:
+            requests.reset(token)
+        try:
+            await asyncio.wait((task, self._whole), return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            task.cancel()
+            raise
+        if not self._whole.done():
+            self._raise_end_of(task)
+        if self.is_undone or not self._settings.stores(self._status):
+            raise NotStoredError(f"the answer is {self._status}")
+        return Answer(self._status, self._headers, None if self._parts is None else b"".join(self._parts))
+
+    @staticmethod
+    def _raise_end_of(task: asyncio.Task[None]) -> NoReturn:
+        try:
+            task.result()
+        except DoomedTransactionError:
+            raise
+        except Exception as error:
+            # Its cause shows whether the database undid the transaction; our own errors would mean more than that.
+            cause = None if isinstance(error, IdempotentError) else error
+            raise NotStoredError(type(error).__name__, error) from cause
+        raise NotStoredError("no answer", RuntimeError("the application ended before its answer was whole"))
+
+    async def _receive(self) -> Event:
+        if self._body is not None and not self._is_read:
+            self._is_read = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        if self._body is not None:
+            await self._sent.wait()  # that the client hangs up must not end what it has begun
+        return await self._server_receive()
+
+    async def _send(self, event: Event) -> None:
+        if event["type"] == "http.response.start":
+            self._status, self._headers = event["status"], kept(event.get("headers", ()))
+        elif event["type"] == "http.response.body":
+            self._keep(event.get("body", b""))
+        self._held.append(event)
+        if event["type"] != "http.response.body":
+            return
+        if event.get("more_body", False):
+            if self._session is None:  # else what it says may become untrue
+                await self._flush()
+        elif not self._whole.done():
+            self._whole.set_result(None)
+            await self._sent.wait()
+
+    def _keep(self, part: bytes) -> None:
+        if self._parts is None or self._body is None:
+            return
+        self._parts.append(bytes(part))
+        self._size += len(part)
+        if self._size > self._settings.max_body:
+            self._parts = None
+
+    async def _flush(self) -> None:
+        held, self._held = self._held, []
+        for event in held:
+            if self._send_error is None:
+                self.has_begun = True
+                try:
+                    await self._server_send(event)
+                except Exception as error:  # the client has gone, but not what it has begun
+                    if self._body is None:
+                        raise
+                    self._send_error = error
+
+    async def finish(self) -> None:
+        """Send the rest of the answer, and let the application go on to its end, such as its background tasks."""
+        await self._flush()
+        self._sent.set()
+        assert self._task is not None
+        await self._task
+        if self._send_error is not None and not isinstance(self._send_error, OSError):
+            raise self._send_error
+
+    def leave(self) -> None:
+        """Let the application go on to its end, for nobody."""
+        if self._task is not None and not self._task.done():
+            self._send_error = OSError("the request was cancelled")
+            self._sent.set()
+            _left.add(self._task)
+            self._task.add_done_callback(_left.discard)
+
+    async def drop(self) -> None:
+        """End the application, whose request has not taken effect."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await self._task
+
+    async def session(self) -> Any:
+        """The session of its transaction. Raises what `asgi.session` raises."""
+        checker, hooks = self._settings.checker, self._settings.transactions
+        if hooks is None:
+            raise ConfigurationError(
+                f"session() needs a checker with transactions, and {type(checker).__name__} has none; use a "
+                "TransactionalSqlChecker with an AsyncEngine"
+            )
+        if self._session is None:
+            self._own = await checker.awaiting.call(hooks.claim_nothing)
+            self._session = await checker.awaiting.call(
+                hooks.handler_argument, self._own, self._settings.session_type
+            )
+        return self._session
+
+    async def end_own(self, *, commit: bool) -> None:
+        """End the transaction of a request without a key, if it has one. Raises what a COMMIT raises."""
+        own = self._own
+        if own is None:
+            return
+        checker = self._settings.checker
+        if commit:
+            await checker.awaiting.call(checker.protocol.complete, own)
+            self._own = None
+        else:
+            self._own = None
+            await checker.awaiting.call(checker.protocol.abandon, own)
+
+
+async def _awaited(running: Awaitable[None]) -> None:
+    await running
