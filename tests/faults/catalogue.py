@@ -2882,4 +2882,32 @@ FAULTS: Final = (
         "        self._outbox.store.delete({each.number: each.created_at for each in published.accepted})\n",
         f"{_OUTBOX}/test_watching.py -k held_message_that",
     ),
+    Fault(
+        "http: a key belongs to all users",
+        "adapters/idempotency_key.py",
+        "    return _digest(owner if isinstance(owner, bytes)",
+        "    return _digest(b'' if owner",
+        "tests/adapters/asgi/test_matrix.py -k memory-async-is_new",
+    ),
+    Fault(
+        "http: a client that hangs up ends the request",
+        "adapters/asgi_request.py",
+        "        if self._body is not None:\n            await self._sent.wait()",
+        "        if False:\n            await self._sent.wait()",
+        "tests/adapters/asgi/test_streams.py -k hangs_up_does_not_end",
+    ),
+    Fault(
+        "http: a part of an answer is sent before the COMMIT",
+        "adapters/asgi_request.py",
+        "            if self._session is None:  # else",
+        "            if True:  # else",
+        "tests/adapters/asgi/test_sessions.py -k commits_with_its_answer",
+    ),
+    Fault(
+        "http: what an endpoint wrote before it raised commits",
+        "adapters/asgi_request.py",
+        "if self.is_undone or not self._settings.stores(self._status):",
+        "if not self._settings.stores(self._status):",
+        "tests/adapters/asgi/test_sessions.py -k commits_with_its_answer",
+    ),
 )

@@ -18,7 +18,9 @@ from idempotent.checkers import RedisChecker, SqlChecker, TransactionalSqlChecke
 LEASE_S = 3.0
 
 
-def serve(kind: str, url: str, effects_url: str, table: str, on_expired_lease: str, sleeps_s: str) -> None:
+def serve(
+    kind: str, url: str, effects_url: str, keys: str, table: str, on_expired_lease: str, sleeps_s: str
+) -> None:
     """A server whose `/charge` writes a row, says so, and then waits if the order is `a`."""
     options: dict[str, Any] = {}
     checker: Any
@@ -29,7 +31,7 @@ def serve(kind: str, url: str, effects_url: str, table: str, on_expired_lease: s
         options["on_expired_lease"] = on_expired_lease
         engine = create_async_engine(effects_url, pool_size=20)
         if url.startswith("redis"):
-            checker = RedisChecker(url, prefix=f"{table}:", lease_s=LEASE_S)
+            checker = RedisChecker(url, prefix=f"{keys}:", lease_s=LEASE_S)
         else:
             checker = SqlChecker(url, table=table, lease_s=LEASE_S)
     app, effects = FastAPI(), sa.table(f"{table}_effects", sa.column("id"))

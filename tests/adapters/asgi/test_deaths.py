@@ -49,6 +49,7 @@ def process_of(
         kind,
         store.url,
         url,
+        store.table,
         effects.table,
         on_expired_lease,
         str(sleeps_s),
