@@ -2885,8 +2885,8 @@ FAULTS: Final = (
     Fault(
         "http: a key belongs to all users",
         "adapters/idempotency_key.py",
-        "    return _digest(owner if isinstance(owner, bytes)",
-        "    return _digest(b'' if owner",
+        "        owner if isinstance(owner, bytes)",
+        "        b'' if owner or isinstance(owner, bytes)",
         "tests/adapters/asgi/test_matrix.py -k memory-async-is_new",
     ),
     Fault(
