@@ -47,6 +47,7 @@ from idempotent.adapters.copies import (
 )
 from idempotent.adapters.files.adapter import RecordFormat
 from idempotent.adapters.files.lines import Line
+from idempotent.adapters.idempotency_key import BadKeyError, key_in
 from idempotent.adapters.kafka.options import bootstrap_of
 from idempotent.adapters.kafka.records import copied_headers, due_in_s, first_partition, outgoing
 from idempotent.adapters.kafka.records import message_of as message_of_kafka
@@ -61,7 +62,7 @@ from idempotent.checkers.urls import checker_from_url
 from idempotent.claims import Failure
 from idempotent.cli.terminal.output import plain
 from idempotent.errors import IdempotentError, brief, described, mask, url_word, without_values
-from idempotent.keys import KeySpace, consumer_in, consumer_named, key_from_text
+from idempotent.keys import KeySpace, canonical_json, consumer_in, consumer_named, key_from_text
 from idempotent.logs import EventLog
 from idempotent.message import Position
 from idempotent.observe.formatters import JsonFormatter, TextFormatter
@@ -222,6 +223,13 @@ def urls(text: str) -> None:
             read()
 
 
+def header_key(text: str) -> None:
+    """Read a header of HTTP, in quotes and without."""
+    for value in (text, f'"{text}"', f'"{text}'):
+        with suppress(BadKeyError):
+            key_in([value.encode("latin-1", "replace")])
+
+
 READERS: Final[dict[str, Row]] = {
     "mask": Row(mask, "idempotent.errors"),
     "mask behind an @": Row(lambda text: mask(f"a@{text}"), "idempotent.errors"),
@@ -234,6 +242,8 @@ READERS: Final[dict[str, Row]] = {
     "JsonFormatter": Row(logged(JsonFormatter())),
     "StreamHandler on a terminal": Row(on_a_terminal, parts=["\n", "\x1b[", "://", " "]),
     "Message.json": Row(lambda text: [Message("s", (begin + text).encode()).json() for begin in ('"', "")]),
+    "Idempotency-Key": Row(header_key, "idempotent.adapters.idempotency_key"),
+    "canonical_json": Row(lambda text: canonical_json(text, {text: [text]})),
     "Key": Row(lambda text: KeySpace("s", "g").key(text)),
     "Key of bytes": Row(lambda text: KeySpace("s", "g").key(b"\xff" + text.encode())),
     "KeySpace": Row(lambda text: KeySpace(text, text), parts=[":", "%", "a", "\n"]),
