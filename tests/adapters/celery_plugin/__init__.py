@@ -1,0 +1,1 @@
+"""Tasks of Celery that are protected, in real workers."""

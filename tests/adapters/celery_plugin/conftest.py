@@ -1,0 +1,17 @@
+"""Applications of Celery on Redis and RabbitMQ."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+
+from tests.adapters.celery_plugin.shop import Settings
+from tests.support.tables import new_name
+
+
+@pytest.fixture
+def settings(request, redis_url, tmp_path):
+    """Everything on Redis."""
+    queue = f"celery-{secrets.token_hex(6)}"
+    return Settings(redis_url, redis_url, queue, str(tmp_path / "ran"), redis_url, new_name())

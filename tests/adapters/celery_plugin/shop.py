@@ -1,0 +1,239 @@
+"""An application of Celery with protected tasks, and the workers that run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from celery import Celery
+from celery.exceptions import Ignore
+from celery.signals import before_task_publish
+from sqlalchemy.orm import Session
+
+from idempotent.adapters.celery import IdempotentTask, idempotent_task
+from idempotent.checkers import RedisChecker, SqlChecker, TransactionalSqlChecker
+from tests.project.house import ROOT
+
+SETTINGS = "TEST_SHOP"
+LEASE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of an application: its servers, and where it writes down what it ran.
+
+    Attributes:
+        ran: a file with a line for each run.
+        url: of the store of keys.
+        table: of the store of keys, or its prefix.
+        visibility_s: after which Redis delivers a message again.
+    """
+
+    broker: str
+    backend: str
+    queue: str
+    ran: str
+    url: str
+    table: str
+    visibility_s: float = 3600
+    is_transactional: bool = False
+
+    def lines(self) -> list[str]:
+        path = Path(self.ran)
+        return path.read_text().splitlines() if path.exists() else []
+
+    def note(self, what: str) -> None:
+        with Path(self.ran).open("a") as file:
+            file.write(f"{what}\n")
+
+    def first(self, what: str) -> bool:
+        """Whether nobody asked this before."""
+        try:
+            Path(f"{self.ran}.{what}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+class NoCodec:
+    """Stores nothing."""
+
+    name = "none/1"
+
+    def encode(self, value: Any) -> bytes:
+        raise TypeError
+
+    def decode(self, data: bytes) -> Any:
+        raise TypeError
+
+
+def checker_of(settings: Settings) -> Any:
+    if settings.url.startswith("redis"):
+        return RedisChecker(settings.url, prefix=f"{settings.table}:", lease_s=LEASE_S)
+    if settings.is_transactional:
+        return TransactionalSqlChecker(settings.url, table=settings.table)
+    return SqlChecker(settings.url, table=settings.table, lease_s=LEASE_S)
+
+
+def shop(settings: Settings) -> Celery:
+    """The application, with a `checker`."""
+    app = Celery("shop", broker=settings.broker, backend=settings.backend, set_as_current=False)
+    app.conf.update(
+        task_default_queue=settings.queue,
+        worker_prefetch_multiplier=1,
+        broker_connection_retry_on_startup=True,
+    )
+    if settings.broker.startswith("redis"):
+        app.conf.broker_transport_options = {
+            "visibility_timeout": settings.visibility_s,
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 1,
+            "global_keyprefix": settings.queue,
+        }
+    app.settings, app.checker = settings, checker_of(settings)
+    add_tasks(app)
+    add_deaths(app)
+    if settings.is_transactional:
+        add_transactional(app)
+    return app
+
+
+def protected(app: Celery, name: str, **options: Any) -> Any:
+    return idempotent_task(app, checker=app.checker, group="tests", name=name, shared=False, **options)
+
+
+def add_tasks(app: Celery) -> None:
+    note = app.settings.note
+
+    @protected(app, "charge", bind=True)
+    def charge(self, order, seconds=0.0):
+        note(f"charge {order}")
+        time.sleep(seconds)
+        return [order, self.request.retries]
+
+    @protected(app, "ship", key="order")
+    def ship(*, order):
+        note(f"ship {order}")
+        return f"shipped {order}"
+
+    @protected(app, "count", codec=NoCodec())
+    def count(order):
+        note(f"count {order}")
+        return 1
+
+    @protected(app, "refuse")
+    def refuse(order):
+        note(f"refuse {order}")
+        raise ZeroDivisionError
+
+    @protected(app, "again", bind=True, autoretry_for=(OSError,), default_retry_delay=0, max_retries=1)
+    def again(self, order):
+        note(f"again {order}")
+        if not self.request.retries:
+            raise OSError
+        return self.request.retries
+
+    @protected(app, "ignore")
+    def ignore(order):
+        note(f"ignore {order}")
+        raise Ignore
+
+    @app.task(name="plain", shared=False, acks_late=True, reject_on_worker_lost=True)
+    def plain(order, seconds=0.0):
+        note(f"plain {order}")
+        time.sleep(seconds)
+
+    @app.task(name="tail", shared=False)
+    def tail(value):
+        note(f"tail {value}")
+
+
+def add_deaths(app: Celery) -> None:
+    settings = app.settings
+
+    @protected(app, "die")
+    def die(whole):
+        settings.note("die")
+        if settings.first("died"):
+            kill(whole=whole)
+        return "lived"
+
+    if not settings.is_transactional:
+
+        @protected(app, "park", on_expired_lease="park")
+        def park():
+            settings.note("park")
+            kill()
+
+    def on_publish(sender=None, **_):
+        """Die between the completion of the first task and its follow-up."""
+        if sender == "tail" and os.environ.get("DIES") and settings.first("published"):
+            kill(whole=os.environ["DIES"] == "whole")
+
+    before_task_publish.connect(on_publish, weak=False)
+
+
+def add_transactional(app: Celery) -> None:
+    settings = app.settings
+    insert = sa.text(f"INSERT INTO {settings.table}_effects (id) VALUES (:id)")
+
+    @app.task(name="book", base=IdempotentTask, checker=app.checker, group="tests", shared=False)
+    def book(order: str, session: Session, *, dies: bool = False) -> str:
+        session.execute(insert, {"id": order})
+        settings.note(f"book {order}")
+        if dies and settings.first("died"):
+            kill()
+        return order
+
+    @app.task(name="rebook", base=IdempotentTask, bind=True, checker=app.checker, group="tests", shared=False)
+    def rebook(self, order: str, session: Session) -> int:
+        session.execute(insert, {"id": order})
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+        return self.request.retries
+
+
+def kill(*, whole: bool = False) -> None:
+    """Kill this process of a worker, and the whole worker before."""
+    for pid in (os.getppid(), os.getpid()) if whole else (os.getpid(),):
+        os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[Celery]:
+    with shop(settings) as app:
+        yield app
+        app.checker.close()
+        app.backend.result_consumer.stop()
+        app.backend.client.connection_pool.disconnect()
+
+
+@contextmanager
+def worker(settings: Settings, pool: str = "prefork", dies: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """A worker with two processes or threads."""
+    words = ["-A", "tests.adapters.celery_plugin.app", "worker", f"--pool={pool}", "--concurrency=2"]
+    alone = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=WARNING"]
+    environ = {**os.environ, SETTINGS: json.dumps(asdict(settings)), "DIES": dies}
+    process = subprocess.Popen([sys.executable, "-m", "celery", *words, *alone], cwd=ROOT, env=environ)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+__all__ = ["LEASE_S", "SETTINGS", "Settings", "opened", "replace", "shop", "worker"]
