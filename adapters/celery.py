@@ -12,7 +12,7 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.codecs import Codec, codec_for
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError, MissingExtraError
-from idempotent.function import Id, _key_of, _value_of, error_of
+from idempotent.function import Id, error_of, key_of, value_of
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
@@ -112,7 +112,7 @@ class IdempotentTask(Task):  # type: ignore[misc] # Celery ships no types
         assert isinstance(made, Consumer)
         signature = inspect.signature(function)
         cls._consumer, cls._session = made, session
-        cls._key = None if key is None else staticmethod(_key_of(key, signature, session))
+        cls._key = None if key is None else staticmethod(key_of(key, signature, session))
         if session is not None:
             parameters = [each for each in signature.parameters.values() if each.name != session]
             # Celery checks the arguments of whoever sends the task.
@@ -142,7 +142,7 @@ class IdempotentTask(Task):  # type: ignore[misc] # Celery ships no types
             raise answered.answer from None
         if not request.is_eager and result.outcome in (Outcome.IN_PROGRESS, Outcome.UNAVAILABLE):
             self._send_again(str(error_of(consumer, message, result)), result)
-        return _value_of(consumer, message, result)
+        return value_of(consumer, message, result)
 
     def _send_again(self, why: str, result: Result) -> NoReturn:
         """Send the message of the task again, with a countdown and as many retries as it has had."""

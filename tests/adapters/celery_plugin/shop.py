@@ -176,9 +176,12 @@ def add_deaths(app: Celery) -> None:
             kill()
 
     def on_publish(sender=None, **_):
-        """Die between the completion of the first task and its follow-up."""
-        if sender == "tail" and os.environ.get("DIES") and settings.first("published"):
-            kill(whole=os.environ["DIES"] == "whole")
+        """Die between the completion of the first task and its follow-up; or send nothing."""
+        dies = os.environ.get("DIES")
+        if sender == "charge" and dies == "unsent" and settings.first("unsent"):
+            raise ConnectionError
+        if sender == "tail" and dies in ("child", "whole") and settings.first("published"):
+            kill(whole=dies == "whole")
 
     before_task_publish.connect(on_publish, weak=False)
 
@@ -220,7 +223,13 @@ def opened(settings: Settings) -> Iterator[Celery]:
 
 @contextmanager
 def worker(settings: Settings, pool: str = "prefork", dies: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """A worker with two processes or threads."""
+    """A worker with two processes or threads.
+
+    Args:
+        settings: of its application.
+        pool: what runs its tasks.
+        dies: before the follow-up: `child` or `whole`; `unsent`: the first task that it sends again is not sent.
+    """
     words = ["-A", "tests.adapters.celery_plugin.app", "worker", f"--pool={pool}", "--concurrency=2"]
     alone = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=WARNING"]
     environ = {**os.environ, SETTINGS: json.dumps(asdict(settings)), "DIES": dies}

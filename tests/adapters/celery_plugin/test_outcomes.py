@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -200,6 +201,15 @@ def test_while_the_store_is_away_a_task_comes_again_without_using_up_retries(set
             proxy.recover()
             assert finished(result) == ("SUCCESS", [order, 0])
             assert runs(app, "charge", order) == 1
+
+
+@pytest.mark.slow
+def test_a_delivery_that_cannot_be_sent_again_is_not_lost(settings, order):
+    with opened(settings) as app, worker(settings, "threads", dies="unsent"):
+        with held(app, "charge", order):
+            result = send(app, "charge", order, task_id=order)
+            until(Path(f"{settings.ran}.unsent").exists, "a message that could not be sent")
+        assert finished(result) == ("SUCCESS", [order, 0])
 
 
 def test_the_page_has_these_rows():
