@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -231,7 +232,9 @@ def worker(settings: Settings, pool: str = "prefork", dies: str = "") -> Iterato
         dies: before the follow-up: `child` or `whole`; `unsent`: the first task that it sends again is not sent.
     """
     words = ["-A", "tests.adapters.celery_plugin.app", "worker", f"--pool={pool}", "--concurrency=2"]
-    alone = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=WARNING"]
+    # Two nodes of one name cannot share a virtual host of RabbitMQ, and tests run side by side.
+    alone = ["--without-gossip", "--without-mingle", "--without-heartbeat", f"-n{secrets.token_hex(4)}@test"]
+    alone += ["--loglevel=WARNING"]
     environ = {**os.environ, SETTINGS: json.dumps(asdict(settings)), "DIES": dies}
     process = subprocess.Popen([sys.executable, "-m", "celery", *words, *alone], cwd=ROOT, env=environ)
     try:
