@@ -264,7 +264,7 @@ def json(path: str) -> Callable[[Delivered], Any]:
 
 
 # As the bindings for Kafka, HTTP and AMQP write them: https://github.com/cloudevents/spec
-_EVENT_PREFIXES: Final = ("ce_", "ce-", "cloudEvents:", "cloudEvents_")
+_EVENT_PREFIXES: Final = ("ce_", "ce-", "cloudevents:", "cloudevents_")
 
 
 def cloudevents(message: Delivered) -> str:
@@ -274,11 +274,14 @@ def cloudevents(message: Delivered) -> str:
         LookupError: it has no source or no id.
         ValueError: its source has a space, and is no URI.
     """
-    event: Any = message.headers
+    event: Any = {name.lower(): value for name, value in message.headers.items()}
     prefix = next((each for each in _EVENT_PREFIXES if f"{each}id" in event), None)
     if prefix is None:
         prefix, event = "", message.json()
-    source, number = (_text_of(event[f"{prefix}{name}"]) for name in ("source", "id"))
+    source, number = (event[f"{prefix}{name}"] for name in ("source", "id"))
+    if source in (None, "", b"") or number in (None, "", b""):
+        raise LookupError("a CloudEvent has a source and an id")
+    source, number = _text_of(source), _text_of(number)
     if " " in source:
         raise ValueError("the source of a CloudEvent is a URI, and has no space")
     return f"{source} {number}"
@@ -287,13 +290,16 @@ def cloudevents(message: Delivered) -> str:
 def debezium(message: Delivered) -> Any:
     """`key=debezium`: the id of an event of the outbox router; else key, place in the log and operation of a change.
 
+    Without a record key, as of a table without a primary key, it is the message's id: all rows of a snapshot have one
+    place in the log.
+
     Raises:
         LookupError: it is neither.
     """
     if "id" in message.headers:
         return message.headers["id"]
-    if message.body is None:
-        return message.id  # a tombstone, which repeats the deletion before it
+    if message.body is None or message.key is None:
+        return message.id  # of a tombstone, which repeats the deletion before it
     event = message.json()
     event = event.get("payload", event)  # with `schemas.enable` the change is inside
     source = event["source"]
@@ -309,36 +315,63 @@ def canonical_json(*args: Any, **kwargs: Any) -> bytes:
     """`fingerprint=canonical_json`: equal for equal JSON, however it is spaced and in whatever order its fields are.
 
     Of a message its body; of an `@idempotent` function its arguments, in which dates, Decimals and UUIDs may stand. A
-    number is its value, so 5.0 is 5. RFC 8785 writes texts in UTF-8, and sorts them by UTF-16; here they are escaped.
+    number is its value, exactly: 5.0 is 5, and no digit is rounded away. So this is not RFC 8785.
 
     Raises:
-        ValueError: the body is no JSON, or has a number that is none.
+        ValueError: the body is no JSON, or a number is none.
         TypeError: an argument is neither JSON nor one of these.
     """
     if len(args) == 1 and not kwargs and hasattr(args[0], "redelivered"):
         body = args[0].body
-        value = None if body is None else json_text.loads(body, parse_float=_number, parse_constant=_refuse)
+        numbers: Any = {"parse_float": _Digits, "parse_int": _Digits, "parse_constant": _refuse}
+        value = None if body is None else json_text.loads(body, **numbers)
     else:
         value = [args, kwargs]
-    text = json_text.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
-    return text.encode()
+    return json_text.dumps(_plain(value), sort_keys=True, separators=(",", ":")).encode()
 
 
-def _number(text: str) -> float | int:
-    value = float(text)
-    return int(value) if value.is_integer() else value
+class _Digits(str):
+    """A number as it was written."""
+
+    __slots__ = ()
 
 
 def _refuse(text: str) -> NoReturn:
     raise ValueError(f"{text} is no JSON")
 
 
-def _plain(value: object) -> str:
-    if isinstance(value, (date, time, Decimal, UUID)):
+def _plain(value: Any) -> Any:
+    """Lists and numbers as lists with a mark, so that no text looks like a number."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, _Digits):
+        return ["n", _exact(value)]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float, Decimal)):
+        return ["n", _exact(str(value))]
+    if isinstance(value, (list, tuple)):
+        return ["l", *map(_plain, value)]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (date, time, UUID)):
         return str(value)
     raise TypeError(
         f"a {type(value).__name__} is not JSON: give fingerprint= a function of what must be equal"
     )
+
+
+def _exact(text: str) -> str:
+    """A decimal number without the zeros that do not count: `50.0` and `5e1` are `5e1`."""
+    mantissa, _, power = text.lower().partition("e")
+    whole, _, fraction = mantissa.lstrip("-").partition(".")
+    digits = (whole + fraction).lstrip("0")
+    if digits and not digits.isdecimal():
+        raise ValueError(f"{text} is no JSON")
+    counted = digits.rstrip("0")
+    exponent = int(power or 0) - len(fraction) + len(digits) - len(counted)
+    sign = "-" if text.startswith("-") else ""
+    return f"{sign}{counted}e{exponent}" if counted else "0"
 
 
 def _text_of(value: object) -> str:

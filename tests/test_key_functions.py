@@ -47,6 +47,9 @@ OF: list[tuple[Any, Message, Any]] = [
     ),
     (keys.cloudevents, Message("s", headers={"ce_source": b"/orders", "ce_id": b"7"}), "/orders 7"),
     (keys.cloudevents, Message("s", json.dumps(EVENT).encode()), "/orders 7"),
+    (keys.cloudevents, Message("s", headers={"Ce-Id": "7", "Ce-Source": "/orders"}), "/orders 7"),
+    (keys.cloudevents, Message("s", b'{"source": "/a", "id": ""}'), MissingKeyError),
+    (keys.cloudevents, Message("s", b'{"source": "/a", "id": null}'), MissingKeyError),
     (keys.cloudevents, Message("s", b'{"id": "7"}'), MissingKeyError),
     (keys.cloudevents, Message("s", headers={"ce_id": "7"}), MissingKeyError),
     (keys.cloudevents, Message("s", headers={"ce_source": "a b", "ce_id": "7"}), UndecodableMessageError),
@@ -56,7 +59,8 @@ OF: list[tuple[Any, Message, Any]] = [
     (keys.debezium, Message("s", json.dumps({"schema": {}, "payload": LSN}).encode(), key=b"k"), "b'k' 77 c"),
     (keys.debezium, Message("s", json.dumps(BINLOG).encode(), key=b"k"), "b'k' bin.1 4 2 u"),
     (keys.debezium, Message("s", None, id="t/0/5"), "t/0/5"),
-    (keys.debezium, Message("s", b"{}"), MissingKeyError),
+    (keys.debezium, Message("s", json.dumps(LSN).encode(), id="t/0/5"), "t/0/5"),
+    (keys.debezium, Message("s", b"{}", key=b"k"), MissingKeyError),
     (keys.celery, Message("s", headers={"id": "task-1", "task": "mail"}), "task-1"),
     (keys.celery, Message("s"), MissingKeyError),
 ]
@@ -112,13 +116,31 @@ def test_the_same_json_has_one_fingerprint_and_other_json_another(one: Any, othe
 
 
 def test_a_number_is_its_value() -> None:
-    bodies = (b'{"a": 5}', b'{"a":5.0}', b'{"a":50e-1}', b'{ "a" : 0.5e1 }')
+    bodies = (b'{"a": 50}', b'{"a":50.0}', b'{"a":500e-1}', b'{ "a" : 0.5E+2 }', b'{"a":5e1}')
     assert len({keys.canonical_json(Message("s", each)) for each in bodies}) == 1
-    assert keys.canonical_json(Message("s", b"9007199254740993")) == b"9007199254740993"
+    assert keys.canonical_json(50, a=[1.5]) == keys.canonical_json(50.0, a=(Decimal("1.50"),))
+    others = (b"12345678901234567.89", b"12345678901234567.11", b"9007199254740993.0", b"9007199254740992")
+    others += (
+        b"0.1",
+        b"0.10000000000000000001",
+        b"1e-400",
+        b"0",
+        b"-0.1",
+        b"1",
+        b'"1"',
+        b"[1]",
+        b'["n","1e0"]',
+    )
+    others += (b"1e999999999", b"1e999999998", b'["l"]', b"[]", b"true", b"null", b"9" * 5000, b"9" * 5001)
+    assert len({keys.canonical_json(Message("s", each)) for each in others}) == len(others)
+    assert keys.canonical_json(Message("s", b"-0.0")) == keys.canonical_json(Message("s", b"0"))
+    for wrong in ({1: "a"}, float("nan"), float("inf"), Decimal("NaN")):
+        with pytest.raises((TypeError, ValueError)):
+            keys.canonical_json(wrong)
     assert keys.canonical_json(Message("s", None)) != keys.canonical_json(Message("s", b'""'))
 
 
-@pytest.mark.parametrize("body", [b"x", b"NaN", b"[Infinity]", b"1e999", b"[" * 100_000, b"\xff"])
+@pytest.mark.parametrize("body", [b"x", b"NaN", b"[Infinity]", b"[" * 100_000, b"\xff"])
 def test_content_that_is_no_json_is_rejected(body: bytes) -> None:
     @Registry().consumer("s", group="g", checker=MemoryChecker(), fingerprint=keys.canonical_json)
     def handle(message: Message) -> None:
