@@ -1,4 +1,7 @@
-"""`@idempotent` and `once`: protect any function, or a block of code, where no broker delivers a message."""
+"""`@idempotent` and `once`: protect any function, or a block of code, where no broker delivers a message.
+
+Long because both say the same of a key, and half of it is what a caller reads.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from idempotent.errors import (
     DoomedTransactionError,
     DuplicateError,
     InProgressError,
+    MissingKeyError,
     ResultNotStoredError,
     StoreError,
 )
@@ -46,6 +50,8 @@ _RETRY_AFTER_S: Final = 1.0
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
 _GROWTH: Final = 1.5
+# A call that only looks at a key which is done has it for a moment, in a transaction.
+_LOOK_S: Final = 0.25
 
 
 def idempotent(
@@ -87,7 +93,8 @@ def idempotent(
         fingerprint: called with the same arguments; returns what must be equal in all calls with a key, such as
             `idempotent.keys.canonical_json`.
         codec: stores the result; default: by the function's return annotation, see `idempotent.codecs`.
-        wait_s: seconds that a call waits for another one with its key, before it raises `InProgressError`.
+        wait_s: seconds that a call waits for another one with its key, before it raises `InProgressError`; at least a
+            quarter of one, as the other may only look at a key that is done.
         max_attempts: failed calls after which the key is dead; None: its callers decide.
         dead_for: exceptions after which the key is dead at once.
         on_expired_lease: what to do if the process died in the function, with a checker whose effects do not commit
@@ -104,7 +111,7 @@ def idempotent(
         handler, session = function_of(function)
         signature = inspect.signature(function)
         consumer = default_registry.consumer(
-            name or _name_of(function),
+            name or _name_of(handler),
             checker=checker,
             group=group,
             codec=codec or codec_for(function),
@@ -175,7 +182,7 @@ def _plain(calls: _Function, wait_s: float) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         message, runs = calls.message(args, kwargs), calls.call(args, kwargs)
         result = consumer.process(message, call=runs, session=calls.session_type)
-        if result.outcome is Outcome.IN_PROGRESS and wait_s:
+        if result.outcome is Outcome.IN_PROGRESS:
             for pause_s in pauses(wait_s):
                 time.sleep(pause_s)
                 result = consumer.process(message, call=runs, session=calls.session_type)
@@ -193,7 +200,7 @@ def _awaitable(calls: _Function, wait_s: float) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> Any:
         message, runs = calls.message(args, kwargs), calls.call(args, kwargs)
         result = await consumer.process(message, call=runs, session=calls.session_type)
-        if result.outcome is Outcome.IN_PROGRESS and wait_s:
+        if result.outcome is Outcome.IN_PROGRESS:
             for pause_s in pauses(wait_s):
                 await asyncio.sleep(pause_s)
                 result = await consumer.process(message, call=runs, session=calls.session_type)
@@ -206,7 +213,7 @@ def _awaitable(calls: _Function, wait_s: float) -> Callable[..., Any]:
 
 def pauses(wait_s: float) -> Iterator[float]:
     """The pauses between the looks at a key that another call has, until `wait_s` seconds are over."""
-    until = time.monotonic() + wait_s
+    until = time.monotonic() + max(wait_s, _LOOK_S)
     pause_s = _FIRST_PAUSE_S
     while (left_s := until - time.monotonic()) > 0:
         yield min(pause_s, left_s)
@@ -233,17 +240,19 @@ def error_of(consumer: AnyConsumer, message: Message, result: Result) -> BaseExc
         return InProgressError(
             f"{consumer.key_in(message)}: {why}; call again later, with the same key", retry_after_s=after_s
         )
+    if isinstance(result.error, MissingKeyError):
+        return MissingKeyError(f"{consumer.name}: the key is empty or None")
     return result.error or StoreError()
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    module = function.__module__
-    if module == "__main__":
-        # The same program may be imported elsewhere, such as by its worker.
-        main = sys.modules["__main__"]
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        module = spec.name if spec else Path(file).stem if file else module
-    return f"{module}.{function.__qualname__}"
+def _name_of(handler: Handler) -> str:
+    module, _, rest = handler.name.partition("__main__.")
+    if module:
+        return handler.name
+    # The same program may be imported elsewhere, such as by its worker.
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    return f"{spec.name if spec else Path(file).stem if file else '__main__'}.{rest}"
 
 
 def key_of(
@@ -266,10 +275,13 @@ def key_of(
     place = [name for name in signature.parameters if name != session].index(key)
     if parameter.kind is parameter.KEYWORD_ONLY:
         place = sys.maxsize
-    default = None if parameter.default is parameter.empty else parameter.default
+    default = parameter.default
 
     def of(*args: Any, **kwargs: Any) -> Id | None:
-        return args[place] if place < len(args) else kwargs.get(key, default)
+        given: Any = args[place] if place < len(args) else kwargs.get(key, default)
+        if given is parameter.empty:
+            raise TypeError(f"missing the argument {key!r}, which is the key")
+        return given  # type: ignore[no-any-return]
 
     return of
 
@@ -305,9 +317,12 @@ class Once:
         self._message = message
         self._wait_s = wait_s
         self._began = 0.0
+        self._token: Token[Any] | None = None
 
     def _begin(self, *, is_async: bool) -> Life[Any]:
         """The life of the block's message, up to the block."""
+        if self._token is not None:
+            raise RuntimeError("this block is entered already: call once() for each block")
         self._consumer = self._consumer_of(is_async=is_async)
         binding = self._binding = self._consumer.binding
         self._life = process_one(binding, self._message)
@@ -316,7 +331,7 @@ class Once:
     def _enter(self, step: Step) -> Callable[[], Any] | None:
         """Begin the block. Returns what gives its session, if it has one."""
         self.claim = step[2][0]
-        self._token: Token[Any] = enter_claim(self.claim)
+        self._token = enter_claim(self.claim)
         self._began = time.perf_counter()
         kind, hook = self._binding.handler.session_type, self._binding.transactions.handler_argument
         return None if kind is None else functools.partial(hook, self.claim, kind)
@@ -333,7 +348,9 @@ class Once:
         raise error_of(self._consumer, self._message, result)
 
     def _leave(self, error: BaseException | None) -> None:
-        leave_claim(self._token)
+        token, self._token = self._token, None
+        assert token is not None
+        leave_claim(token)
         observers = self._binding.observers
         if observers.watch_runs:
             observers.ran(self._binding.name, (self._message,), time.perf_counter() - self._began, error)
@@ -435,7 +452,7 @@ def once(
         checker: an instance, a URL, or the name of a checker of the default registry.
         key: what identifies the block's effect.
         group: who uses the keys, such as the service.
-        name: what the keys are of, such as the queue.
+        name: what the keys are of, such as the queue. Two blocks of one group without a name share their keys.
         fingerprint: what must be equal in all blocks with this key.
         session: a type of SQLAlchemy: `block.session` is then the session or connection of the transaction that holds
             the key, with a `TransactionalSqlChecker`.
@@ -443,11 +460,15 @@ def once(
         max_attempts: failed blocks after which the key is dead; None: its callers decide.
         dead_for: exceptions after which the key is dead at once.
         on_expired_lease: see `@consumer`.
-        on_cancel: see `@consumer`.
+        on_cancel: see `@consumer`; a block cannot `finish`, because its task is cancelled in it.
 
     Raises:
         ConfigurationError: invalid options.
     """
+    if on_cancel in (OnCancel.FINISH, OnCancel.FINISH.value):
+        raise ConfigurationError(
+            "on_cancel='finish' cannot go with once(): put the block into an @idempotent function"
+        )
     settings = (
         checker,
         group,

@@ -173,3 +173,13 @@ def test_a_block_whose_transaction_the_database_undid_says_so_and_frees_its_key(
     assert kind.store.booked() == {}
     kind.block(body, "m", session=Session)
     assert kind.store.booked() == {"m": 1}
+
+
+def test_a_block_object_is_not_entered_twice_at_once(kind: Kind) -> None:
+    if kind.is_async:
+        pytest.skip("the same guard")
+    block = once(kind.checker, "m", group="tests")
+    with block, pytest.raises(RuntimeError, match="call once\\(\\) for each block"), block:
+        pytest.fail("it ran")
+    with pytest.raises(DuplicateError):
+        block.__enter__()

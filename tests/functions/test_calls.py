@@ -196,3 +196,25 @@ def test_a_completion_without_an_answer_is_an_error_and_no_second_run(kind: Kind
             assert time.monotonic() < deadline
             time.sleep(0.05)
     assert ran == ["a"]
+
+
+def test_calls_that_meet_at_a_key_that_is_done_all_have_its_result(kind: Kind) -> None:
+    if kind.is_async:
+        pytest.skip("here each call has a loop of its own, and connects anew")
+    call = kind.protected(lambda order: order)
+    assert call("a") == "a"
+    begin, answers = threading.Barrier(8), []
+
+    def look() -> None:
+        begin.wait(30)
+        try:
+            answers.append(call("a"))
+        except Exception as error:
+            answers.append(repr(error))
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert answers == ["a"] * 8

@@ -230,3 +230,8 @@ def test_a_cancellation_that_comes_with_the_claim_of_a_block_frees_its_key(kind:
 
     real: Any = None
     asyncio.run(run())
+
+
+def test_a_block_cannot_finish() -> None:
+    with pytest.raises(ConfigurationError, match=r"on_cancel='finish' cannot go with once"):
+        once(MemoryChecker(), "m", group="tests", on_cancel="finish")  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import pickle
 from typing import Any
@@ -179,3 +180,23 @@ def test_what_cannot_be_protected_is_refused_at_once(function: Any, options: Any
         pytest.skip("a name is looked up at each call, as for @consumer")
     with pytest.raises(ConfigurationError, match=says):
         idempotent(CHECKER, **(PLAIN | options))(function)
+
+
+class Charging:
+    def __call__(self, order: str) -> str:
+        return order
+
+
+def test_partials_and_callable_objects_have_the_name_of_what_they_call() -> None:
+    for function, name in (
+        (functools.partial(charge.__wrapped__, amount=1), "charge"),  # type: ignore[attr-defined]
+        (Charging(), "Charging.__call__"),
+    ):
+        call = idempotent(CHECKER, group=name, key="order")(function)
+        assert str(call("a")).startswith("a")
+        assert [each for each in CHECKER.keys.entries.values() if f".{name}:{name}:a" in each.key.text]
+
+
+def test_a_call_without_its_key_is_an_error_of_the_caller() -> None:
+    with pytest.raises(TypeError, match="missing the argument 'order'"):
+        charge(amount=5)  # type: ignore[call-arg]
