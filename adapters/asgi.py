@@ -54,7 +54,8 @@ _RETRY_AFTER_S: Final = 1
 def authorization(scope: Scope) -> str:
     """For `scope=`: a key belongs to who sends this `Authorization`. It is hashed, and empty without one.
 
-    Not for tokens that are renewed between a request and its repetition: that would run again, as somebody else's.
+    Not for tokens that are renewed between a request and its repetition: the repetition would belong to another user,
+    and run.
     """
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     return b"\n".join(values).decode("latin-1")
@@ -223,7 +224,7 @@ class IdempotencyKeyMiddleware:
         await request.finish()
 
     async def _protected(self, scope: Scope, receive: Receive, send: Send, key: str) -> Answer | None:
-        """The answer to a request with a key; None: it has been sent, or nobody waits for it."""
+        """The answer to a request with a key; None: it has been sent, or the client has gone."""
         body = await self._body(scope, receive)
         if body is None or isinstance(body, Answer):
             return body
@@ -276,7 +277,7 @@ class IdempotencyKeyMiddleware:
             await asyncio.sleep(pause_s)
 
     async def _result_of_copy(self, key: str, content: bytes) -> Result | None:
-        """The result of a request whose key another one of this process has; None: nobody has it any more.
+        """The result of a request whose key another request of this process has; None: no request has the key now.
 
         Copies wait for it in memory: a hundred would take a hundred connections otherwise, and in each other's way.
         """

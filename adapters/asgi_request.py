@@ -204,7 +204,7 @@ class Request:
             raise self._send_error
 
     def leave(self) -> None:
-        """Let the application go on to its end, for nobody."""
+        """Let the application go on to its end, although no client waits for its answer."""
         if self._task is not None and not self._task.done():
             self._send_error = OSError("the request was cancelled")
             self._sent.set()

@@ -115,7 +115,7 @@ class IdempotentTask(Task):  # type: ignore[misc] # Celery ships no types
         cls._key = None if key is None else staticmethod(key_of(key, signature, session))
         if session is not None:
             parameters = [each for each in signature.parameters.values() if each.name != session]
-            # Celery checks the arguments of whoever sends the task.
+            # When a task is sent, Celery checks its arguments against this signature.
             cls.__header__ = staticmethod(signature.replace(parameters=parameters).bind)
         if not (cls.acks_late and cls.reject_on_worker_lost):
             hint = "a task whose process dies is lost: leave acks_late and reject_on_worker_lost at True"

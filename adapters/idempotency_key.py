@@ -168,7 +168,7 @@ class Problem(Enum):
     NO_OWNER = (
         "no-owner",
         400,
-        "Idempotency-Key belongs to nobody",
+        "Idempotency-Key belongs to no user",
         "A key belongs to a user, and this request names none.",
     )
     BODY_TOO_LONG = "body-too-long", 413, "The body is too long", ""

@@ -81,7 +81,8 @@ def idempotent(
     - `FingerprintMismatchError`: the key was used with other arguments.
     - `DeadKeyError`: the key is dead (`dead_for`, `max_attempts`, `on_expired_lease="park"`); a person decides.
     - `MissingKeyError`: the key is empty or None.
-    - `StoreError`: the store did not answer. The function has not run, or nobody knows: call again with the same key.
+    - `StoreError`: the store did not answer. Whether the function ran is recorded or unknown: call again with the same
+      key.
 
     Args:
         checker: an instance, a URL, or the name of a checker of the default registry.
@@ -396,10 +397,10 @@ class Once:
             part = self._begin(is_async=True)
             awaiting = self._binding.checker.awaiting
             try:
-                got = await drive_async(part, awaiting, bool)
+                got = await drive_async(part, awaiting, _report_later)
             except asyncio.CancelledError as error:
                 if frame_of(self._life) is not None:  # it came when the key was claimed
-                    await drive_async(self._rest(error), awaiting, bool)
+                    await drive_async(self._rest(error), awaiting, _report_later)
                 raise
             if not isinstance(got, Result):
                 break
@@ -422,6 +423,10 @@ class Once:
             awaiting.later(close, self._life)
         else:
             await drive_async(self._rest(error), awaiting, lambda result: self._end(result, error))
+
+
+def _report_later(_: object) -> None:
+    """What became of a block that did not begin is reported where it raises."""
 
 
 _MOST_CONSUMERS: Final = 1000
@@ -469,43 +474,28 @@ def once(
         raise ConfigurationError(
             "on_cancel='finish' cannot go with once(): put the block into an @idempotent function"
         )
-    settings = (
-        checker,
-        group,
-        name,
-        session,
-        fingerprint is None,
-        max_attempts,
-        dead_for,
-        on_expired_lease,
-        on_cancel,
-    )
+    options: dict[str, Any] = {
+        "checker": checker,
+        "group": group,
+        "fingerprint": None if fingerprint is None else body_of,
+        "max_attempts": max_attempts,
+        "dead_for": dead_for,
+        "on_expired_lease": on_expired_lease,
+        "on_cancel": on_cancel,
+    }
 
     def consumer_of(*, is_async: bool) -> AnyConsumer:
-        found = _consumers.get((*settings, is_async))
+        settings = (name, session, is_async, *options.values())
+        found = _consumers.get(settings)
         if found is None:
-            found = default_registry.consumer(
-                name,
-                checker=checker,
-                group=group,
-                store_result=True,
-                fingerprint=None if fingerprint is None else body_of,
-                max_attempts=max_attempts,
-                dead_for=dead_for,
-                on_expired_lease=on_expired_lease,
-                on_cancel=on_cancel,
-                registered=False,
-            )(
-                cast(
-                    "Any",
-                    Handler(_again_async if is_async else _again, session, batch=False, is_async=is_async),
-                )
-            )
-            while (
-                len(_consumers) >= _MOST_CONSUMERS
-            ):  # a callable that is made for each block is another setting
+            again = _again_async if is_async else _again
+            handler: Any = Handler(again, session, batch=False, is_async=is_async)
+            declared = default_registry.consumer(name, store_result=True, registered=False, **options)
+            found = declared(handler)
+            # A callable that is made for each block is another setting each time.
+            while len(_consumers) >= _MOST_CONSUMERS:
                 _consumers.pop(next(iter(_consumers)), None)
-            _consumers[*settings, is_async] = found
+            _consumers[settings] = found
         return found
 
     message = Message(name, bytes_of(fingerprint), id=key)

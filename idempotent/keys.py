@@ -318,7 +318,7 @@ def canonical_json(*args: Any, **kwargs: Any) -> bytes:
     number is its value, exactly: 5.0 is 5, and no digit is rounded away. So this is not RFC 8785.
 
     Raises:
-        ValueError: the body is no JSON, or a number is none.
+        ValueError: the body is no JSON, or a number is NaN or infinite.
         TypeError: an argument is neither JSON nor one of these.
     """
     if len(args) == 1 and not kwargs and hasattr(args[0], "redelivered"):

@@ -257,7 +257,7 @@ class Binding:
         return encoded
 
     def decode(self, result: bytes | None, message: Message) -> tuple[Any, bool]:
-        """The value of a stored result, if the consumer stores results, and whether there is one that can be read."""
+        """The value of a stored result, and True; None and False if no result is stored, or it cannot be read."""
         results = self.options.results
         if result is None or results is None:
             return None, False

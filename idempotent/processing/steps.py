@@ -181,7 +181,7 @@ def part_of(
     before: Callable[..., object] | None = None,
     answer: tuple[Callable[[Any], Step], Any] | None = None,
 ) -> Life[R | Step]:
-    """The steps of a life up to one that somebody else carries out, or those after it.
+    """The steps of a life up to the one that the caller carries out, or those after it.
 
     Args:
         life: the life.
