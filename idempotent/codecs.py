@@ -24,6 +24,9 @@ _LONGEST_NAME: Final = 100
 _END: Final = b"\0"
 _BY_IDENTITY: Final[Any] = object.__eq__
 
+compact: Final[Callable[[Any], str]] = json.JSONEncoder(separators=(",", ":")).encode
+"""JSON without spaces; `json.dumps` with separators makes an encoder for each value."""
+
 
 class Codec(Protocol):
     """Stores results, and reads them again. Give an object of your own as `codec=`.
@@ -58,17 +61,15 @@ class JsonCodec:
         Raises:
             ValueError: JSON would change it.
         """
-        encoded = json.dumps(
-            value, separators=(",", ":")
-        ).encode()  # first: it refuses a circle, and endless depth
+        encoded = compact(value).encode()  # first: it refuses a circle, and endless depth
         waiting = [value]
         while waiting:
             each = waiting.pop()
             kind = type(each)
             if kind is dict:
-                others = {type(key) for key in each} - {str}
-                if others:
-                    raise ValueError(f"JSON changes keys of a dict that are {others.pop().__name__}")
+                for key in each:
+                    if type(key) is not str:
+                        raise ValueError(f"JSON changes keys of a dict that are {type(key).__name__}")
                 waiting += each.values()
             elif kind is list:
                 waiting += each

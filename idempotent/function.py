@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextvars import Token
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self, TypeAlias, TypeVar, cast
@@ -122,8 +123,8 @@ def idempotent(
             on_expired_lease=on_expired_lease,
             on_cancel=on_cancel,
             registered=False,
-        )(cast("Any", handler))
-        calls = _Function(function, consumer, session, key_of(key, signature, session), fingerprint)
+        )(cast("Any", _handler_of_calls(handler, session)))
+        calls = _Calls(consumer, key_of(key, signature, session), fingerprint)
         kept: Any = _awaitable(calls, longest_s) if handler.is_async else _plain(calls, longest_s)
         functools.update_wrapper(kept, function)
         if session is not None:
@@ -137,56 +138,75 @@ def idempotent(
     return decorate
 
 
-class _Function:
-    """A protected function: makes the message of each call, and what runs for it.
+class _Call(Message):
+    """The message that stands for a call of a protected function.
+
+    Attributes:
+        args: the arguments of the call.
+        kwargs: those by name.
+    """
+
+    __slots__ = ("args", "kwargs")
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def _handler_of_calls(handler: Handler, session: str | None) -> Handler:
+    """The handler of the messages that stand for calls.
 
     Args:
-        function: the function.
-        consumer: with its name, checker and options.
+        handler: the function.
         session: its parameter for the session of the transaction; None: it has none.
+    """
+    function = handler.function
+
+    def handle(call: _Call, *given: Any) -> Any:
+        if session is None:
+            return function(*call.args, **call.kwargs)
+        return function(*call.args, **call.kwargs, **{session: given[0]})
+
+    return replace(handler, function=functools.update_wrapper(handle, handler.code, updated=()))
+
+
+class _Calls:
+    """Makes the messages that stand for the calls of a protected function.
+
+    Args:
+        consumer: processes them.
         key: what identifies a call.
         fingerprint: what must be equal in all calls with one key; None: anything.
     """
 
     def __init__(
         self,
-        function: Callable[..., Any],
         consumer: AnyConsumer,
-        session: str | None,
         key: Callable[..., Id | None],
         fingerprint: Callable[..., Id | None] | None,
     ) -> None:
         self.consumer: Final = consumer
-        self.session_type: Final = consumer.handler.session_type
-        self._function = function
-        self._session = session
         self._key = key
         self._fingerprint = fingerprint
 
     def message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
         """The message that stands for a call."""
         content = None if self._fingerprint is None else self._fingerprint(*args, **kwargs)
-        return Message(self.consumer.subject, bytes_of(content), id=self._key(*args, **kwargs))
-
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        """What runs for a call."""
-        function, session = self._function, self._session
-        if session is None:
-            return lambda: function(*args, **kwargs)
-        return lambda given: function(*args, **kwargs, **{session: given})
+        call = _Call(self.consumer.subject, bytes_of(content), id=self._key(*args, **kwargs))
+        object.__setattr__(call, "args", args)  # a message is immutable
+        object.__setattr__(call, "kwargs", kwargs)
+        return call
 
 
-def _plain(calls: _Function, wait_s: float) -> Callable[..., Any]:
+def _plain(calls: _Calls, wait_s: float) -> Callable[..., Any]:
     consumer = calls.consumer
     assert isinstance(consumer, Consumer)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        message, runs = calls.message(args, kwargs), calls.call(args, kwargs)
-        result = consumer.process(message, call=runs, session=calls.session_type)
+        message = calls.message(args, kwargs)
+        result = consumer.process(message)
         if result.outcome is Outcome.IN_PROGRESS:
             for pause_s in pauses(wait_s):
                 time.sleep(pause_s)
-                result = consumer.process(message, call=runs, session=calls.session_type)
+                result = consumer.process(message)
                 if result.outcome is not Outcome.IN_PROGRESS:
                     break
         return value_of(consumer, message, result)
@@ -194,17 +214,17 @@ def _plain(calls: _Function, wait_s: float) -> Callable[..., Any]:
     return call
 
 
-def _awaitable(calls: _Function, wait_s: float) -> Callable[..., Any]:
+def _awaitable(calls: _Calls, wait_s: float) -> Callable[..., Any]:
     consumer = calls.consumer
     assert isinstance(consumer, AsyncConsumer)
 
     async def call(*args: Any, **kwargs: Any) -> Any:
-        message, runs = calls.message(args, kwargs), calls.call(args, kwargs)
-        result = await consumer.process(message, call=runs, session=calls.session_type)
+        message = calls.message(args, kwargs)
+        result = await consumer.process(message)
         if result.outcome is Outcome.IN_PROGRESS:
             for pause_s in pauses(wait_s):
                 await asyncio.sleep(pause_s)
-                result = await consumer.process(message, call=runs, session=calls.session_type)
+                result = await consumer.process(message)
                 if result.outcome is not Outcome.IN_PROGRESS:
                     break
         return value_of(consumer, message, result)

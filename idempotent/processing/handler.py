@@ -34,8 +34,12 @@ class Handler:
     @property
     def name(self) -> str:
         """Module and qualified name, for errors and logs."""
-        code = _code(self.function)
-        return f"{code.__module__}.{code.__qualname__}"
+        return f"{self.code.__module__}.{self.code.__qualname__}"
+
+    @property
+    def code(self) -> Callable[..., Any]:
+        """The `def` behind the function, if that is a partial or a callable object."""
+        return _code(self.function)
 
 
 def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:

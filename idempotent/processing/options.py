@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
 from idempotent.claims import UNBOUNDED, Failure
+from idempotent.codecs import compact
 from idempotent.errors import ConfigurationError
 from idempotent.keys import Key
 from idempotent.message import Message
@@ -42,7 +43,7 @@ class PlainJson:
     """`store_result=True`: JSON as anybody writes it. A tuple becomes a list."""
 
     def encode(self, value: Any) -> bytes:
-        return json.dumps(value, separators=(",", ":")).encode()
+        return compact(value).encode()
 
     def decode(self, data: bytes) -> Any:
         return json.loads(data)
