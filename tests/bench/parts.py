@@ -10,12 +10,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from idempotent.checkers import MemoryChecker, RedisChecker
 from tests.bench import bare, brokers, checkers, memory, peers, servers
 from tests.bench.contest import Contender, contest
 from tests.bench.crowd import contenders as crowds
 from tests.bench.crowd import working
 from tests.bench.crowd.calls import rounds_of
 from tests.bench.figures import Figure, Figures, What
+from tests.bench.functions import contenders as functions
 from tests.bench.outbox import peer, relaying, sending
 from tests.bench.outbox.names import WAITING
 from tests.bench.spark_dedup import spark_figures
@@ -75,6 +77,18 @@ def _contest(
 
 def _kind(one: Contender) -> tuple[bool, int]:
     return "Transactional" in one.who or "Session" in one.who, one.threads
+
+
+def _functions(figures: Figures, effort: Effort, on_step: OnStep) -> None:
+    """Functions against consumers, and the HTTP middleware against the same statements by hand."""
+    figures.all += _contest(functions.functions("Memory", MemoryChecker), effort, on_step)
+    with closing(_started(servers.redis(), on_step)) as server:
+        contenders = functions.functions("Redis", lambda: RedisChecker(server.url))
+        figures.all += _contest(contenders, effort, on_step)
+    for start in (servers.mariadb, servers.postgres):
+        with closing(_started(start(), on_step)) as server:
+            where = "PostgreSQL" if start is servers.postgres else "MariaDB"
+            figures.all += _contest(functions.requests(where, server.url), effort, on_step)
 
 
 def _memory(figures: Figures, effort: Effort, on_step: OnStep) -> None:
@@ -220,6 +234,7 @@ PARTS: Final[dict[str, Part]] = {
     "mariadb": _mariadb,
     "postgresql": _postgresql,
     "redis": _redis,
+    "functions": _functions,
     "rabbitmq": _through("RabbitMQ"),
     "activemq": _through("ActiveMQ", targets=False),
     "kafka": _through("Kafka"),

@@ -12,6 +12,8 @@ from tests.bench.brokers import BY_HAND as CLIENT_BY_HAND
 from tests.bench.brokers.rounds import BATCH
 from tests.bench.crowd import targets as of_crowds
 from tests.bench.figures import Figures, faster, slower
+from tests.bench.functions.contenders import BY_HAND as REQUEST_BY_HAND
+from tests.bench.functions.contenders import CONSUMER, FUNCTION, MIDDLEWARE
 from tests.bench.goals import Goal, Measure, Target
 from tests.bench.memory import MOST_GROWTH
 from tests.bench.outbox import targets as of_outboxes
@@ -46,6 +48,7 @@ def targets() -> Iterator[Target]:
     yield from _of_redis()
     for where in _SQL:
         yield from _of_sql(where)
+    yield from _of_functions()
     for where in ("RabbitMQ", "Kafka"):
         yield Target(
             f"{where} end to end with a batch checker, against the bare client with manual ack",
@@ -86,6 +89,21 @@ def targets() -> Iterator[Target]:
 def _overhead(figures: Figures) -> float | None:
     ours, bare = figures.find("Memory", "MemoryChecker"), figures.find("Memory", BY_HAND)
     return ours.message_us - bare.message_us if ours and bare else None
+
+
+def _of_functions() -> Iterator[Target]:
+    for where, who, base, number, what in (
+        ("Memory", FUNCTION, CONSUMER, 1.05, "a consumer with results"),
+        ("Redis", FUNCTION, CONSUMER, 1.05, "a consumer with results"),
+        *((where, MIDDLEWARE, REQUEST_BY_HAND, 1.15, "key, answer and effect by hand") for where in _SQL),
+    ):
+        yield Target(
+            f"{who} on {where}, against {what}",
+            Goal.AT_MOST,
+            number,
+            "x the time",
+            lambda f, where=where, who=who, base=base: slower(f.find(where, who), f.find(where, base)),  # type: ignore[misc]
+        )
 
 
 def _of_redis() -> Iterator[Target]:

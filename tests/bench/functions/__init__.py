@@ -1,0 +1,1 @@
+"""Functions and requests: what protects a call, against the same without our part."""
