@@ -16,7 +16,7 @@ from tests.adapters.rabbitmq.rabbit import Rabbit
 from tests.support.stores import open_store
 
 pytestmark = pytest.mark.slow
-DEADLINE_S = 40
+DEADLINE_S = 120.0
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
