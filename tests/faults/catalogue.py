@@ -945,7 +945,7 @@ FAULTS: Final = (
     Fault(
         "an ignored exception hides a COMMIT of the driver's cursor",
         _TRANSACTIONAL,
-        "        self._transactions.demand_none_escaped([claim])\n",
+        "        self._transactions.demand_none_stored([claim])\n",
         "",
         "tests/checkers/sql/test_escapes.py -k 'cannot_end and cursor and COMMIT and ignored and sqlite and alone'",
     ),

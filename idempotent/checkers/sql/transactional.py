@@ -179,7 +179,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         for claim, _ in releases:
             claim.transaction.close()
         try:
-            escaped = self._transactions.escaped(
+            stored = self._transactions.stored(
                 [
                     claim
                     for claim, _ in releases
@@ -189,10 +189,10 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         except StoreError:
             if any(failure for _, failure in releases):
                 raise
-            escaped = set()  # nothing else is left to do: the database rolls back what it has lost
+            stored = set()  # nothing else is left to do: the database rolls back what it has lost
         return [
             self.store.connections.run_atomically(self._recorder.mark_committed_dead, claim)
-            if claim in escaped
+            if claim in stored
             else self._record_failure(FailedAttempt(claim, failure))
             if failure and claim.key is not NO_KEY
             else Released(owned=True)
@@ -218,7 +218,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         if claim.transaction.refused:
             raise TransactionEscapedError(claim.transaction.escaped)
         claim.transaction.close()
-        self._transactions.demand_none_escaped([claim])
+        self._transactions.demand_none_stored([claim])
         decision = self.protocol.claim(changed(request, owner=claim.owner, redelivered=False))
         if decision.claim:
             self.protocol.complete(decision.claim)

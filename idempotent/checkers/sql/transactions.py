@@ -329,17 +329,17 @@ class HandlerTransactions:
                 "went on; let the exception pass, or use session.begin_nested() for work that may fail"
             )
         if transaction.doubt is Doubt.HIDDEN:
-            self.demand_none_escaped(claims)
+            self.demand_none_stored(claims)
 
     def _demand_kept(self, transaction: HandlerTransaction, claims: Sequence[Claim]) -> None:
         """Check, after a listener has sent statements, that COMMIT would keep these keys, or has kept them.
 
         Raises:
-            DoomedTransactionError, TransactionEscapedError, StoreError: as `_demand_alive` and `escaped`.
+            DoomedTransactionError, TransactionEscapedError, StoreError: as `_demand_alive` and `stored`.
         """
         if transaction.state is not State.COMMIT_SENT:
             self._demand_alive(transaction, claims)
-        elif not self.escaped(claims):
+        elif not self.stored(claims):
             raise TransactionEscapedError(
                 "a listener to the engine's commit has rolled the transaction back, or ignored an error that did"
             )
@@ -422,13 +422,13 @@ class HandlerTransactions:
             return CommitUnknownError(f"an exception came during COMMIT: {described(error)}")
         return as_store_error(error, self._store.engine, self._store.table)
 
-    def escaped(self, claims: Sequence[Claim]) -> set[Claim]:
+    def stored(self, claims: Sequence[Claim]) -> set[Claim]:
         """The claims that another connection sees: committed by the checker, or, before it has, by a handler."""
         return self._store.connections.run(self._recorder.stored, claims) if claims else set()
 
-    def demand_none_escaped(self, claims: Sequence[Claim]) -> None:
+    def demand_none_stored(self, claims: Sequence[Claim]) -> None:
         """Raise a TransactionEscapedError if a handler has committed these claims by itself."""
-        if self.escaped(claims):
+        if self.stored(claims):
             raise TransactionEscapedError(
                 "a procedure, or a cursor of the driver, has committed the transaction; remove that COMMIT"
             )
