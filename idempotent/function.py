@@ -26,6 +26,7 @@ from idempotent.errors import (
     ConfigurationError,
     DoomedTransactionError,
     DuplicateError,
+    FingerprintMismatchError,
     InProgressError,
     MissingKeyError,
     ResultNotStoredError,
@@ -190,7 +191,10 @@ class _Calls:
     def message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
         """The message that stands for a call."""
         content = None if self._fingerprint is None else self._fingerprint(*args, **kwargs)
-        call = _Call(self.consumer.subject, bytes_of(content), id=self._key(*args, **kwargs))
+        key = self._key(*args, **kwargs)
+        if key is not None and not isinstance(key, str):
+            key = id_of(key, f"what key= of {self.consumer.name} returns")
+        call = _Call(self.consumer.subject, bytes_of(content), id=key)
         object.__setattr__(call, "args", args)  # a message is immutable
         object.__setattr__(call, "kwargs", kwargs)
         return call
@@ -257,9 +261,14 @@ def error_of(consumer: AnyConsumer, message: Message, result: Result) -> BaseExc
     """What says why a call did not run, or with what it failed."""
     if result.outcome is Outcome.IN_PROGRESS:
         after_s = min(result.retry_after_s or _RETRY_AFTER_S, _RETRY_AFTER_S)
-        why = result.reason or "another call with this key is running"
+        why = result.reason or "another call with this key runs, or the lease of one that died has not ended"
         return InProgressError(
             f"{consumer.key_in(message)}: {why}; call again later, with the same key", retry_after_s=after_s
+        )
+    if isinstance(result.error, FingerprintMismatchError):
+        return FingerprintMismatchError(
+            f"{consumer.key_in(message)} was used before with other arguments, by fingerprint=; call it with the same "
+            "ones, or with a new key"
         )
     if isinstance(result.error, MissingKeyError):
         return MissingKeyError(f"{consumer.name}: the key is empty or None")
