@@ -6,12 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from idempotent.adapters.asgi_request import (
     App,
-    NotStoredError,
     Receive,
     Request,
     Scope,
@@ -21,10 +19,14 @@ from idempotent.adapters.asgi_request import (
 )
 from idempotent.adapters.idempotency_key import (
     HEADER,
+    MAX_BODY,
+    METHODS,
     Answer,
     AnswerCodec,
     BadKeyError,
+    NotStoredError,
     Problem,
+    Rules,
     fingerprint,
     id_of_key,
     key_in,
@@ -41,14 +43,11 @@ from idempotent.policy import OnExpiredLease
 from idempotent.processing.handler import Handler
 from idempotent.processing.options import ExpiredLeasePolicy
 from idempotent.registry import default_registry
-from idempotent.validation import seconds, whole
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
 __all__ = ["IdempotencyKeyMiddleware", "authorization", "session"]
-
-_RETRY_AFTER_S: Final = 1
 
 
 def authorization(scope: Scope) -> str:
@@ -117,12 +116,12 @@ class IdempotencyKeyMiddleware:
         checker: AbstractIdempotentChecker | str,
         scope: Callable[[Scope], str],
         group: str,
-        methods: Collection[str] = ("POST", "PATCH"),
+        methods: Collection[str] = METHODS,
         paths: Collection[str] | None = None,
         required: bool = False,
         wait_s: float = 0.0,
         store: Literal["final", "all"] = "final",
-        max_body: int = 1_000_000,
+        max_body: int = MAX_BODY,
         on_expired_lease: ExpiredLeasePolicy | Literal["retry", "park"] = OnExpiredLease.RETRY,
         docs: str | None = None,
     ) -> None:
@@ -131,26 +130,21 @@ class IdempotencyKeyMiddleware:
                 "scope is a function of the ASGI scope that returns the user's id, or `authorization`, not "
                 f"{type(scope).__name__}"
             )
-        for words, name in ((methods, "methods"), (paths, "paths")):
-            if isinstance(words, str):
-                raise ConfigurationError(f"{name} is a list of texts, not one: write [{words!r}]")
-        if store not in ("final", "all"):
-            raise ConfigurationError(f"store is 'final' or 'all', not {store!r}")
-        if docs is not None and not (docs.isascii() and docs.isprintable() and not set(docs) & set('<>" ')):
-            raise ConfigurationError(f"docs is the address of a page, not {docs!r}")
-        self._wait_s = seconds(wait_s, "wait_s", zero=True)
+        self._rules = Rules(
+            methods=methods,
+            paths=paths,
+            required=required,
+            wait_s=wait_s,
+            store=store,
+            max_body=max_body,
+            docs=docs,
+        )
         self._owner_of = scope
-        self._methods = frozenset(method.upper() for method in methods)
-        self._paths = None if paths is None else tuple(paths)
-        self._required = required
-        self._docs = docs
         self._flights: dict[str, _Flight] = {}
         made = checker_from_url(checker) if isinstance(checker, str) else checker
         transactions = made if isinstance(made, TransactionHooks) else None
         session_type = None if transactions is None else _session_type()
-        self._settings = Settings(
-            app, made, transactions, session_type, whole(max_body, "max_body"), stores_all=store == "all"
-        )
+        self._settings = Settings(app, made, transactions, session_type, self._rules)
         self._consumer = cast(
             "AsyncConsumer",
             default_registry.consumer(
@@ -172,29 +166,24 @@ class IdempotencyKeyMiddleware:
             await self._settings.app(scope, receive, send)
             return
         values = [value for name, value in scope["headers"] if name.lower() == HEADER]
-        if not self._protects(scope) or not (values or self._required):
+        if not self._rules.protects(scope["method"], scope["path"]) or not (values or self._rules.required):
             await self._unprotected(scope, receive, send)
             return
         answer: Answer | None
         try:
             key = key_in(values)
         except BadKeyError as error:
-            answer = self._problem(Problem.BAD_KEY, str(error))
+            answer = self._rules.problem(Problem.BAD_KEY, str(error))
         else:
             owner = self._owner_of(scope)
             if key is None:
-                answer = self._problem(Problem.MISSING_KEY)
+                answer = self._rules.problem(Problem.MISSING_KEY)
             elif not owner:
-                answer = self._problem(Problem.NO_OWNER)
+                answer = self._rules.problem(Problem.NO_OWNER)
             else:
                 answer = await self._protected(scope, receive, send, id_of_key(owner, key))
         if answer is not None:
             await _send_answer(send, answer.status, answer.headers, answer.body or b"")
-
-    def _protects(self, scope: Scope) -> bool:
-        if scope["method"] not in self._methods:
-            return False
-        return self._paths is None or any(fnmatchcase(scope["path"], path) for path in self._paths)
 
     async def _unprotected(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(self._settings, scope, receive, send, body=None)
@@ -216,7 +205,7 @@ class IdempotencyKeyMiddleware:
             if request.has_begun:
                 raise
             await request.drop()
-            answer = self._problem(Problem.UNAVAILABLE, retry_after_s=_RETRY_AFTER_S)
+            answer = self._rules.answer_to(Result(Outcome.UNAVAILABLE), str)
             await _send_answer(send, answer.status, answer.headers, answer.body or b"")
             return
         finally:
@@ -268,7 +257,7 @@ class IdempotencyKeyMiddleware:
             flight.changed.set()
             return await request.run(*given)
 
-        waits = pauses(self._wait_s)
+        waits = pauses(self._rules.wait_s)
         while True:
             result = await self._consumer.process(message, call=run, session=self._settings.session_type)
             pause_s = next(waits, None) if result.outcome is Outcome.IN_PROGRESS else None
@@ -281,7 +270,7 @@ class IdempotencyKeyMiddleware:
 
         Copies wait for it in memory: a hundred would take a hundred connections otherwise, and in each other's way.
         """
-        until = time.monotonic() + self._wait_s
+        until = time.monotonic() + self._rules.wait_s
         while (flight := self._flights.get(key)) is not None:
             await flight.changed.wait()
             if not flight.ended.is_set():
@@ -298,20 +287,7 @@ class IdempotencyKeyMiddleware:
 
     def _answer_to(self, message: Message, result: Result) -> Answer:
         """The answer to a request that did not run, or whose end was not recorded."""
-        match result.outcome:
-            case Outcome.DUPLICATE if result.replayed and result.value.body is not None:
-                stored: Answer = result.value
-                return Answer(stored.status, stored.replayed(), stored.body)
-            case Outcome.DUPLICATE:
-                return self._problem(Problem.ANSWER_NOT_STORED)
-            case Outcome.IN_PROGRESS:
-                return self._problem(Problem.IN_PROGRESS, retry_after_s=_RETRY_AFTER_S)
-            case Outcome.REJECTED:
-                return self._problem(Problem.OTHER_REQUEST)
-            case Outcome.DEAD:
-                return self._problem(Problem.EFFECT_UNKNOWN, key=str(self._consumer.key_in(message)))
-            case _:
-                return self._problem(Problem.UNAVAILABLE, retry_after_s=_RETRY_AFTER_S)
+        return self._rules.answer_to(result, lambda: self._consumer.key_in(message))
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | Answer | None:
         """The whole body of a request; the answer to one that is too long; None: the client has gone."""
@@ -319,7 +295,7 @@ class IdempotencyKeyMiddleware:
         size = int(told[0]) if told and told[0].isdigit() else 0
         parts: list[bytes] = []
         read, more = 0, True
-        while more and size <= self._settings.max_body:
+        while more and size <= self._rules.max_body:
             event = await receive()
             if event["type"] == "http.disconnect":
                 return None
@@ -327,15 +303,9 @@ class IdempotencyKeyMiddleware:
             read += len(parts[-1])
             size = max(size, read)
             more = event.get("more_body", False)
-        if size > self._settings.max_body:
-            detail = f"A request with an Idempotency-Key may have {self._settings.max_body} bytes."
-            return self._problem(Problem.BODY_TOO_LONG, detail)
+        if size > self._rules.max_body:
+            return self._rules.too_long()
         return b"".join(parts)
-
-    def _problem(
-        self, problem: Problem, detail: str = "", *, retry_after_s: int | None = None, key: str | None = None
-    ) -> Answer:
-        return problem.answer(detail, docs=self._docs, retry_after_s=retry_after_s, key=key)
 
 
 class _Flight:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
 
-from idempotent.adapters.idempotency_key import Answer, is_final, kept
+from idempotent.adapters.idempotency_key import Answer, NotStoredError, Rules, kept
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.claims import Claim
@@ -35,32 +35,18 @@ class Settings:
         checker: the checker.
         transactions: the same, if it is transactional.
         session_type: what an endpoint may write with; None: the checker is not transactional.
-        max_body: bytes up to which an answer is stored.
-        stores_all: store the answers after which the same request may be sent again, too.
+        rules: which answers are stored.
     """
 
     app: App
     checker: AbstractIdempotentChecker
     transactions: TransactionHooks | None
     session_type: type | None
-    max_body: int
-    stores_all: bool
+    rules: Rules
 
     def stores(self, status: int) -> bool:
         """Whether an answer of this status is stored, and what its request wrote committed."""
-        return self.stores_all or is_final(status)
-
-
-class NotStoredError(Exception):
-    """Ends the call of a request whose answer is not stored.
-
-    Attributes:
-        raised: what the application raised before its answer was whole; None: it answered.
-    """
-
-    def __init__(self, why: str, raised: BaseException | None = None) -> None:
-        super().__init__(why)
-        self.raised: Final = raised
+        return self.rules.stores(status)
 
 
 class Request:
@@ -179,7 +165,7 @@ class Request:
             return
         self._parts.append(bytes(part))
         self._size += len(part)
-        if self._size > self._settings.max_body:
+        if self._size > self._settings.rules.max_body:
             self._parts = None
 
     async def _flush(self) -> None:

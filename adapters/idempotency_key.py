@@ -5,15 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypeAlias
+from fnmatch import fnmatchcase
+from typing import Final, Literal, TypeAlias
+
+from idempotent.errors import ConfigurationError
+from idempotent.outcomes import Outcome, Result
+from idempotent.validation import seconds, whole
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 """Names in lower case, and values."""
 
 HEADER: Final = b"idempotency-key"
+METHODS: Final = ("POST", "PATCH")
+MAX_BODY: Final = 1_000_000
+_RETRY_AFTER_S: Final = 1
 REPLAYED: Final = b"Idempotent-Replayed"
 _EXPOSE: Final = b"access-control-expose-headers"
 _VISIBLE: Final = re.compile(r"[!-~]{1,255}")
@@ -249,3 +257,99 @@ class Problem(Enum):
         if retry_after_s is not None:
             headers.append((b"retry-after", str(retry_after_s).encode()))
         return Answer(self.status, headers, body)
+
+
+class NotStoredError(Exception):
+    """Ends the call of a request whose answer is not stored.
+
+    Attributes:
+        raised: what the application raised before its answer was whole; None: it answered.
+    """
+
+    def __init__(self, why: str, raised: BaseException | None = None) -> None:
+        super().__init__(why)
+        self.raised: Final = raised
+
+
+class Rules:
+    """The options that a middleware of any web framework has; `asgi.IdempotencyKeyMiddleware` documents them.
+
+    Attributes:
+        required: whether a protected request without a key is refused.
+        wait_s: seconds that a request waits for the answer to one with its key that runs.
+        max_body: bytes of a body that a protected request may have, and up to which an answer is stored.
+
+    Raises:
+        ConfigurationError: an invalid option.
+    """
+
+    def __init__(
+        self,
+        *,
+        methods: Collection[str] = METHODS,
+        paths: Collection[str] | None = None,
+        required: bool = False,
+        wait_s: float = 0.0,
+        store: Literal["final", "all"] = "final",
+        max_body: int = MAX_BODY,
+        docs: str | None = None,
+    ) -> None:
+        """Check the options."""
+        for words, name in ((methods, "methods"), (paths, "paths")):
+            if isinstance(words, str):
+                raise ConfigurationError(f"{name} is a list of texts, not one: write [{words!r}]")
+        if store not in ("final", "all"):
+            raise ConfigurationError(f"store is 'final' or 'all', not {store!r}")
+        if docs is not None and not (docs.isascii() and docs.isprintable() and not set(docs) & set('<>" ')):
+            raise ConfigurationError(f"docs is the address of a page, not {docs!r}")
+        self.required: Final = required
+        self.wait_s: Final = seconds(wait_s, "wait_s", zero=True)
+        self.max_body: Final = whole(max_body, "max_body")
+        self._methods = frozenset(method.upper() for method in methods)
+        self._paths = None if paths is None else tuple(paths)
+        self._stores_all = store == "all"
+        self._docs = docs
+
+    def protects(self, method: str, path: str) -> bool:
+        """Whether a request is among those to be protected."""
+        if method not in self._methods:
+            return False
+        return self._paths is None or any(fnmatchcase(path, pattern) for pattern in self._paths)
+
+    def stores(self, status: int) -> bool:
+        """Whether an answer of this status is stored, and what its request wrote committed."""
+        return self._stores_all or is_final(status)
+
+    def problem(
+        self, problem: Problem, detail: str = "", *, retry_after_s: int | None = None, key: str | None = None
+    ) -> Answer:
+        """The answer that says why a request did not run."""
+        return problem.answer(detail, docs=self._docs, retry_after_s=retry_after_s, key=key)
+
+    def too_long(self) -> Answer:
+        """The answer to a request whose body is too long."""
+        return self.problem(
+            Problem.BODY_TOO_LONG, f"A request with an Idempotency-Key may have {self.max_body} bytes."
+        )
+
+    def answer_to(self, result: Result, key: Callable[[], object]) -> Answer:
+        """The answer to a request that did not run, or whose end was not recorded.
+
+        Args:
+            result: of its consumer.
+            key: returns what a person names to the command line.
+        """
+        match result.outcome:
+            case Outcome.DUPLICATE if result.replayed and result.value.body is not None:
+                stored: Answer = result.value
+                return Answer(stored.status, stored.replayed(), stored.body)
+            case Outcome.DUPLICATE:
+                return self.problem(Problem.ANSWER_NOT_STORED)
+            case Outcome.IN_PROGRESS:
+                return self.problem(Problem.IN_PROGRESS, retry_after_s=_RETRY_AFTER_S)
+            case Outcome.REJECTED:
+                return self.problem(Problem.OTHER_REQUEST)
+            case Outcome.DEAD:
+                return self.problem(Problem.EFFECT_UNKNOWN, key=str(key()))
+            case _:
+                return self.problem(Problem.UNAVAILABLE, retry_after_s=_RETRY_AFTER_S)
