@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnCancel, OnExpiredLease
 from idempotent.processing.calling import enter_claim, leave_claim
+from idempotent.processing.flights import Flight, Flights
 from idempotent.processing.handler import Handler, function_of
 from idempotent.processing.options import Exceptions, ExpiredLeasePolicy
 from idempotent.processing.single import process_one
@@ -185,6 +187,7 @@ class _Calls:
         fingerprint: Callable[..., Id | None] | None,
     ) -> None:
         self.consumer: Final = consumer
+        self.flights: Final = Flights()
         self._key = key
         self._fingerprint = fingerprint
 
@@ -199,38 +202,87 @@ class _Calls:
         object.__setattr__(call, "kwargs", kwargs)
         return call
 
+    def land(self, flight: Flight, message: Message, result: Result | None) -> None:
+        """End the flight of a call; `result`: what came of it, None if an exception did."""
+
+        def stored() -> bytes | None:
+            if result is None or not (result.outcome is Outcome.PROCESSED or result.replayed):
+                return None
+            return self.consumer.binding.encode(
+                result.value, message
+            )  # each call is given an object of its own
+
+        self.flights.land(flight, stored)
+
+    def value(self, message: Message, stored: bytes) -> Any:
+        """The value that another call with the key stored."""
+        value, replayed = self.consumer.binding.decode(stored, message)
+        return value_of(self.consumer, message, Result(Outcome.DUPLICATE, value=value, replayed=replayed))
+
+
+_RUNNING: Final = Result(Outcome.IN_PROGRESS)
+
 
 def _plain(calls: _Calls, wait_s: float) -> Callable[..., Any]:
-    consumer = calls.consumer
+    consumer, flights = calls.consumer, calls.flights
     assert isinstance(consumer, Consumer)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         message = calls.message(args, kwargs)
-        result = consumer.process(message)
-        if result.outcome is Outcome.IN_PROGRESS:
-            for pause_s in pauses(wait_s):
-                time.sleep(pause_s)
-                result = consumer.process(message)
-                if result.outcome is not Outcome.IN_PROGRESS:
-                    break
+        until = time.monotonic() + max(wait_s, _LOOK_S)
+        while (flight := flights.begin(message)) is None:
+            other = flights.landing(message)
+            if other is not None:
+                try:
+                    stored = other[0].result(max(until - time.monotonic(), 0))
+                except TimeoutError:
+                    return value_of(consumer, message, _RUNNING)
+                if stored is not None and other[1]:
+                    return calls.value(message, stored)
+        result = None
+        try:
+            result = consumer.process(message)
+            if result.outcome is Outcome.IN_PROGRESS:
+                for pause_s in pauses(until - time.monotonic()):
+                    time.sleep(pause_s)
+                    result = consumer.process(message)
+                    if result.outcome is not Outcome.IN_PROGRESS:
+                        break
+        finally:
+            calls.land(flight, message, result)
         return value_of(consumer, message, result)
 
     return call
 
 
 def _awaitable(calls: _Calls, wait_s: float) -> Callable[..., Any]:
-    consumer = calls.consumer
+    consumer, flights = calls.consumer, calls.flights
     assert isinstance(consumer, AsyncConsumer)
 
     async def call(*args: Any, **kwargs: Any) -> Any:
         message = calls.message(args, kwargs)
-        result = await consumer.process(message)
-        if result.outcome is Outcome.IN_PROGRESS:
-            for pause_s in pauses(wait_s):
-                await asyncio.sleep(pause_s)
-                result = await consumer.process(message)
-                if result.outcome is not Outcome.IN_PROGRESS:
-                    break
+        until = time.monotonic() + max(wait_s, _LOOK_S)
+        while (flight := flights.begin(message)) is None:
+            other = flights.landing(message)
+            if other is not None:
+                try:
+                    left_s = max(until - time.monotonic(), 0)
+                    stored = await asyncio.wait_for(asyncio.wrap_future(other[0]), left_s)
+                except TimeoutError:
+                    return value_of(consumer, message, _RUNNING)
+                if stored is not None and other[1]:
+                    return calls.value(message, stored)
+        result = None
+        try:
+            result = await consumer.process(message)
+            if result.outcome is Outcome.IN_PROGRESS:
+                for pause_s in pauses(until - time.monotonic()):
+                    await asyncio.sleep(pause_s)
+                    result = await consumer.process(message)
+                    if result.outcome is not Outcome.IN_PROGRESS:
+                        break
+        finally:
+            calls.land(flight, message, result)
         return value_of(consumer, message, result)
 
     return call
@@ -241,7 +293,7 @@ def pauses(wait_s: float) -> Iterator[float]:
     until = time.monotonic() + max(wait_s, _LOOK_S)
     pause_s = _FIRST_PAUSE_S
     while (left_s := until - time.monotonic()) > 0:
-        yield min(pause_s, left_s)
+        yield min(pause_s * random.uniform(0.5, 1), left_s)  # so that those who wait do not look all at once
         pause_s = min(pause_s * _GROWTH, _LONGEST_PAUSE_S)
 
 

@@ -1,0 +1,98 @@
+"""Calls with one key at the same time: one asks the store, the others wait for its result in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from idempotent import FingerprintMismatchError, idempotent
+from tests.functions.kinds import Kind
+
+CALLERS = 30
+DEADLINE_S = 60.0
+
+
+def at_once(
+    kind: Kind, function: Callable[..., Any], calls: list[tuple[Any, ...]], **options: Any
+) -> list[Any]:
+    """What calls of a function come to that are made at the same time: their values, or their exceptions."""
+    protect = idempotent(
+        kind.checker, group="tests", key="order", name="charge", wait_s=DEADLINE_S, **options
+    )
+    if kind.is_async:
+
+        @protect
+        async def charge(order: str, amount: int = 1) -> Any:
+            return await asyncio.to_thread(function, order, amount)
+
+        async def run() -> list[Any]:
+            return await asyncio.gather(*(charge(*each) for each in calls), return_exceptions=True)
+
+        return asyncio.run(run())
+
+    call = protect(lambda order, amount=1: function(order, amount))
+    answers: list[Any] = [None] * len(calls)
+
+    def ask(place: int) -> None:
+        try:
+            answers[place] = call(*calls[place])
+        except Exception as error:
+            answers[place] = error
+
+    threads = [threading.Thread(target=ask, args=(place,)) for place in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    return answers
+
+
+def test_copies_of_a_running_call_wait_for_its_result_without_the_store(kind: Kind) -> None:
+    ran, taken = [], []
+    started = threading.Event()
+
+    def charge(order: str, _: int) -> list[str]:
+        ran.append(order)
+        started.wait(0.5)
+        return [order]
+
+    if kind.is_transactional:
+        engine = kind.checker.store.engine  # type: ignore[attr-defined]
+        sa.event.listen(getattr(engine, "sync_engine", engine), "checkout", lambda *_: taken.append(1))
+    answers = at_once(kind, charge, [("a",)] * CALLERS)
+    assert answers == [["a"]] * CALLERS
+    assert ran == ["a"]
+    assert len({id(each) for each in answers}) == CALLERS, "a caller may change its result"
+    # Who comes when the result has been handed on looks in the store for itself.
+    assert len(taken) < CALLERS / 2
+
+
+def test_when_a_call_fails_one_of_its_copies_runs(kind: Kind) -> None:
+    ran = []
+
+    def charge(order: str, _: int) -> str:
+        ran.append(order)
+        threading.Event().wait(0.2)
+        if len(ran) == 1:
+            raise ConnectionError("the bank is away")
+        return order
+
+    answers = at_once(kind, charge, [("a",)] * 8)
+    assert ran == ["a", "a"]
+    assert sorted(map(str, answers)) == ["a"] * 7 + ["the bank is away"]
+
+
+def test_a_copy_with_other_arguments_is_not_given_the_result(kind: Kind) -> None:
+    def charge(order: str, amount: int) -> str:
+        threading.Event().wait(0.2)
+        return f"{order}: {amount}"
+
+    fingerprint = lambda order, amount=1: str(amount)  # noqa: E731
+    answers = at_once(kind, charge, [("a", 1), ("a", 2)] * 3, fingerprint=fingerprint)
+    values = {each for each in answers if isinstance(each, str)}
+    assert values in ({"a: 1"}, {"a: 2"})
+    assert sum(isinstance(each, FingerprintMismatchError) for each in answers) == 3
