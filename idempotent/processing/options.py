@@ -74,7 +74,12 @@ class ConsumerOptions:
 
     @property
     def cancelled(self) -> Failure | None:
-        """The failure of a handler that was cancelled; None: its key is free."""
+        """The failure of a handler that was cancelled; None: its key is free.
+
+        What is to finish is cancelled only by the end of its event loop. That is the death of a process to it.
+        """
+        if self.on_cancel is OnCancel.FINISH:
+            return None if self.on_expired_lease is OnExpiredLease.RETRY else _CANCELLED
         return _CANCELLED if self.on_cancel is OnCancel.PARK else None
 
     @property

@@ -235,3 +235,39 @@ def test_a_cancellation_that_comes_with_the_claim_of_a_block_frees_its_key(kind:
 def test_a_block_cannot_finish() -> None:
     with pytest.raises(ConfigurationError, match=r"on_cancel='finish' cannot go with once"):
         once(MemoryChecker(), "m", group="tests", on_cancel="finish")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("on_expired_lease", ["retry", "park"])
+def test_the_end_of_its_loop_is_the_death_of_what_is_to_finish(kind: Kind, on_expired_lease: str) -> None:
+    if not kind.is_async or kind.is_transactional:
+        pytest.skip("no task cancels a plain function, and a transaction is rolled back")
+    ran = []
+    began = asyncio.Event()
+
+    @idempotent(
+        kind.checker,
+        group="tests",
+        key="order",
+        name="mail",
+        on_cancel="finish",
+        on_expired_lease=on_expired_lease,  # type: ignore[arg-type]
+    )
+    async def mail(order: str) -> str:
+        ran.append(order)
+        began.set()
+        await asyncio.sleep(3600 if len(ran) == 1 else 0)
+        return order
+
+    async def leaves() -> None:
+        task = asyncio.ensure_future(mail("a"))
+        await began.wait()
+        del task  # asyncio.run cancels it, and what it waits for
+
+    asyncio.run(leaves())
+    if on_expired_lease == "park":
+        with pytest.raises(DeadKeyError):
+            asyncio.run(mail("a"))
+        assert ran == ["a"]
+    else:
+        assert asyncio.run(mail("a")) == "a"
+        assert ran == ["a", "a"]
