@@ -75,6 +75,9 @@ class JsonCodec:
                 waiting += each
             elif kind not in _PLAIN or (kind is float and not math.isfinite(each)):
                 raise ValueError(f"JSON changes a {kind.__name__}; annotate what the function returns")
+        # Two surrogates are read as one character.
+        if b"\\ud" in encoded and self.decode(encoded) != value:
+            raise ValueError("JSON changes a text with surrogates")
         return encoded
 
     def decode(self, data: bytes) -> Any:
@@ -290,13 +293,18 @@ def _is_same(value: Any, again: Any) -> bool:
         elif names := getattr(kind, "__dataclass_fields__", None) or getattr(kind, "__struct_fields__", None):
             waiting += [(getattr(one, name), getattr(other, name)) for name in names]
         elif hasattr(kind, "model_fields"):
-            waiting.append((vars(one), vars(other)))
+            waiting += [(_fields_of(one), _fields_of(other))]
         elif getattr(kind, "__eq__", None) is _BY_IDENTITY:
             if one is not other:
                 waiting.append((vars(one), vars(other)))
-        elif one != other:
+        elif one != other or getattr(one, "fold", 0) != getattr(other, "fold", 0):
             return False
     return True
+
+
+def _fields_of(model: Any) -> list[Any]:
+    """All that a model of pydantic holds."""
+    return [vars(model), model.__pydantic_extra__, model.__pydantic_private__]
 
 
 def _of_model(value: Any) -> Any:

@@ -86,6 +86,15 @@ class Bag(pydantic.BaseModel):
         super().__init__(anything=anything)
 
 
+class Secretive(pydantic.BaseModel, extra="allow"):
+    name: str
+    _seen: int = pydantic.PrivateAttr(default=0)
+
+    def after(self, seen: int) -> Secretive:
+        self._seen = seen
+        return self
+
+
 class Shape(typing.TypedDict):
     sides: int
 
@@ -118,6 +127,8 @@ EXACT: list[tuple[Any, Any]] = [
     (Model | None, None),
     (Line | None, LINE),
     (Loose, Loose({"a": [1, None, {"b": 1.5}]})),
+    (Secretive, Secretive(name="x", more=[1])),  # type: ignore[call-arg]
+    (str, "\N{GRINNING FACE}"),
 ]
 
 
@@ -175,6 +186,11 @@ def test_a_class_that_does_not_compare_its_objects_is_read_too() -> None:
         (Bag, Bag((1, 2))),
         (Sequence[int], (1,)),
         (dt.datetime, object()),
+        (dt.datetime, dt.datetime(2026, 10, 25, 2, 30, fold=1)),  # noqa: DTZ001
+        (Secretive, Secretive(name="x").after(1)),
+        (Secretive, Secretive(name="x", more=(1,))),  # type: ignore[call-arg]
+        (str, "\ud83d\ude00"),
+        (Any, {"\ud83d\ude00": 1, "\N{GRINNING FACE}": 2}),
     ],
     ids=lambda each: type(each).__name__,
 )
