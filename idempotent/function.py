@@ -21,7 +21,7 @@ from uuid import UUID
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import Claim
-from idempotent.codecs import Codec, codec_for
+from idempotent.codecs import Codec, JsonCodec, codec_for
 from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
 from idempotent.errors import (
     ConfigurationError,
@@ -328,6 +328,10 @@ def error_of(consumer: AnyConsumer, message: Message, result: Result) -> BaseExc
 
 
 def _name_of(handler: Handler) -> str:
+    if handler.code.__name__ == "<lambda>":
+        raise ConfigurationError(
+            f"{handler.name} is the name of every lambda beside it, which would share their keys: give name="
+        )
     module, _, rest = handler.name.partition("__main__.")
     if module:
         return handler.name
@@ -571,7 +575,7 @@ def once(
         if found is None:
             again = _again_async if is_async else _again
             handler: Any = Handler(again, session, batch=False, is_async=is_async)
-            declared = default_registry.consumer(name, store_result=True, registered=False, **options)
+            declared = default_registry.consumer(name, codec=JsonCodec(), registered=False, **options)
             found = declared(handler)
             # A callable that is made for each block is another setting each time.
             while len(_consumers) >= _MOST_CONSUMERS:

@@ -55,6 +55,7 @@ def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
             "__call__(self, message)"
         )
     code, is_async = _runnable(function)
+    _refuse_optional_session(function, code, is_given=False)
     name = code.__qualname__
     required = [
         parameter
@@ -91,9 +92,12 @@ def function_of(function: Callable[..., Any]) -> tuple[Handler, str | None]:
     Raises:
         ConfigurationError: a class, no function, a generator, or two parameters for a session.
     """
+    if isinstance(function, (staticmethod, classmethod)):
+        raise ConfigurationError(f"write @idempotent below @{type(function).__name__}, not above it")
     if isinstance(function, type) or not callable(function):
         raise ConfigurationError(f"@idempotent decorates a function or an `async def`, not {function!r}")
     code, is_async = _runnable(function)
+    _refuse_optional_session(function, code, is_given=True)
     kinds: tuple[type, ...] = ()
     found: dict[str, type] = {}
     for name in inspect.signature(function).parameters:
@@ -120,7 +124,6 @@ def _runnable(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
         raise ConfigurationError(
             f"{code.__qualname__} is a generator: calling it would do nothing; use `return`, not `yield`"
         )
-    _refuse_optional_session(function, code)
     return code, is_async
 
 
@@ -141,11 +144,15 @@ def _code(function: Callable[..., Any]) -> Callable[..., Any]:
     return function if hasattr(function, "__qualname__") else type(function).__call__
 
 
-def _refuse_optional_session(function: Callable[..., Any], code: Callable[..., Any]) -> None:
+def _refuse_optional_session(
+    function: Callable[..., Any], code: Callable[..., Any], *, is_given: bool
+) -> None:
+    """Refuse a parameter for a session that may be None; `is_given`: not one of the type itself, which has one."""
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.default is not None:
+        annotation = _annotation(code, parameter.name)
+        if parameter.default is not None or (is_given and _session_type(annotation)):
             continue
-        for kind in filter(None, map(_session_type, _members(_annotation(code, parameter.name)))):
+        for kind in filter(None, map(_session_type, _members(annotation))):
             raise ConfigurationError(
                 f"{code.__qualname__}: the parameter {parameter.name!r} has the default None, so it would get None "
                 f"instead of a session; write `{parameter.name}: {kind.__name__}` without a default"

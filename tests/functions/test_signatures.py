@@ -6,10 +6,10 @@ import asyncio
 import functools
 import inspect
 import pickle
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -142,6 +142,16 @@ def takes_an_async_session(order: str, session: AsyncSession) -> None: ...
 def takes_none(order: str, session: Session | None = None) -> None: ...
 
 
+def takes_none_of_a_plain_type(order: str, session: Session = cast("Session", None)) -> str:  # noqa: B008
+    session.execute(text("SELECT 1"))
+    return order
+
+
+def test_a_default_that_only_a_type_checker_reads_is_never_used(sql_store: Store) -> None:
+    call = idempotent(sql_store.transactional(), group="tests", key="order")(takes_none_of_a_plain_type)
+    assert call("a") == "a"
+
+
 def takes_two(order: str, session: Session, connection: Connection) -> None: ...
 
 
@@ -161,6 +171,9 @@ def plain(order: str, *rest: str, **more: str) -> None: ...
         (takes_two, {}, "two parameters for a session: session, connection"),
         (takes_a_session, {}, "has no transaction to share"),
         (Till, {}, "decorates a function"),
+        (lambda order: order, {}, "<lambda> is the name of every lambda beside it.*give name="),
+        (staticmethod(plain), {}, "write @idempotent below @staticmethod"),
+        (classmethod(plain), {}, "write @idempotent below @classmethod"),
         (
             plain,
             {"key": "id"},
