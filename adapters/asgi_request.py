@@ -14,6 +14,7 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError, DoomedTransactionError, IdempotentError
+from idempotent.keys import Key
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Event: TypeAlias = MutableMapping[str, Any]
@@ -44,10 +45,6 @@ class Settings:
     session_type: type | None
     rules: Rules
 
-    def stores(self, status: int) -> bool:
-        """Whether an answer of this status is stored, and what its request wrote committed."""
-        return self.rules.stores(status)
-
 
 class Request:
     """One request: gives it to the application, and sends on the answer, whose end waits for the store.
@@ -58,8 +55,10 @@ class Request:
         receive: the server's.
         send: the server's.
         body: of the request; None: the application reads it itself, and the request has no key.
+        key: the request's, as it is stored; None: it has none.
 
     Attributes:
+        checker: has its key.
         has_begun: whether a part of the answer was sent.
         is_undone: an exception came out of the endpoint: what it wrote must not commit.
     """
@@ -72,7 +71,10 @@ class Request:
         send: Send,
         *,
         body: bytes | None,
+        key: Key | None = None,
     ) -> None:
+        self.key: Final = key
+        self.checker: Final = settings.checker
         self.has_begun = False
         self.is_undone = False
         self._settings = settings
@@ -121,7 +123,8 @@ class Request:
             raise
         if not self._whole.done():
             self._raise_end_of(task)
-        if self.is_undone or not self._settings.stores(self._status):
+        retry_after = any(name == b"retry-after" for name, _ in self._headers)
+        if self.is_undone or not self._settings.rules.stores(self._status, retry_after=retry_after):
             raise NotStoredError(f"the answer is {self._status}")
         return Answer(self._status, self._headers, None if self._parts is None else b"".join(self._parts))
 

@@ -46,6 +46,7 @@ _NOT_STORED: Final = frozenset(
 )
 # The caller is to send the request again, perhaps with other credentials.
 _FREE: Final = frozenset({401, 403, 408, 425, 429})
+_FIRST_ERROR: Final = 400
 _FIRST_SERVER_ERROR: Final = 500
 
 
@@ -105,8 +106,16 @@ def _digest(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-def is_final(status: int) -> bool:
-    """Whether an answer is the end of its request. After another one the same request may be sent again, and runs."""
+def is_final(status: int, *, retry_after: bool) -> bool:
+    """Whether an answer is the end of its request. After another one the same request may be sent again, and runs.
+
+    Args:
+        status: its code.
+        retry_after: it has a `Retry-After`. An error with one is for now, such as the 409 of another middleware's
+            request that is in progress.
+    """
+    if retry_after and status >= _FIRST_ERROR:
+        return False
     return status < _FIRST_SERVER_ERROR and status not in _FREE
 
 
@@ -316,9 +325,9 @@ class Rules:
             return False
         return self._paths is None or any(fnmatchcase(path, pattern) for pattern in self._paths)
 
-    def stores(self, status: int) -> bool:
-        """Whether an answer of this status is stored, and what its request wrote committed."""
-        return self._stores_all or is_final(status)
+    def stores(self, status: int, *, retry_after: bool) -> bool:
+        """Whether such an answer is stored, and what its request wrote committed; see `is_final`."""
+        return self._stores_all or is_final(status, retry_after=retry_after)
 
     def problem(
         self, problem: Problem, detail: str = "", *, retry_after_s: int | None = None, key: str | None = None

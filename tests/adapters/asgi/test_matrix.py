@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import httpx
 import pytest
 
-from idempotent.checkers import RedisChecker
-from tests.adapters.asgi.serving import Client, client_of, problem_of
+from idempotent import ConfigurationError
+from idempotent.adapters.asgi import IdempotencyKeyMiddleware
+from idempotent.checkers import MemoryChecker, RedisChecker, TransactionalSqlChecker
+from tests.adapters.asgi.serving import USER, Client, Shop, client_of, problem_of, user_of
 from tests.functions.kinds import Kind
 from tests.project.house import ROOT
 
@@ -157,13 +161,16 @@ def failed(client: Client) -> httpx.Response:
         answers = [client.post() for _ in range(2)]
         assert {answer.status_code for answer in answers} == {status}
         assert answers[0].content != answers[1].content
+    client.shop.status, client.shop.headers = 409, {"Retry-After": "1"}  # as of another one that runs
+    assert [client.post().text for _ in range(2)] == [f"charge {2 * len(FREE) + each}" for each in (1, 2)]
+    client.shop.headers = {}
     client.shop.status, client.shop.error = 200, ValueError("a bug")
     for _ in range(6):
         # The server closes the connection, because the application raised after its answer.
         assert client.post(headers={"Connection": "close"}).status_code == 500
     client.shop.error = None
     answer = client.post()
-    assert answer.text == f"charge {2 * len(FREE) + 7}"
+    assert answer.text == f"charge {2 * len(FREE) + 9}"
     return answer
 
 
@@ -209,7 +216,10 @@ ROWS: list[tuple[str, str, dict[str, Any], Callable[[Client], httpx.Response]]] 
         is_other,
     ),
     (
-        "is the copy of one that was answered with 401, 403, 408, 425, 429 or 5xx, or raised",
+        (
+            "is the copy of one that was answered with 401, 403, 408, 425, 429, 5xx or an error with "
+            "`Retry-After`, or raised"
+        ),
         "runs again",
         {},
         failed,
@@ -275,3 +285,26 @@ def test_a_store_that_does_not_answer_lets_nothing_run(private_redis: Any) -> No
             assert problem_of(answer) == "unavailable"
         assert client.post(None).text == "charge 2"
         assert len(client.shop.charged) == 2
+
+
+def test_two_middlewares_that_would_wait_for_each_other_are_refused() -> None:
+    shop = Shop()
+    options = {"checker": MemoryChecker(), "group": "shop", "scope": user_of}
+    inner = IdempotencyKeyMiddleware(shop.app, **options)  # type: ignore[arg-type]
+    twice: Any = IdempotencyKeyMiddleware(inner, **options)  # type: ignore[arg-type]
+
+    async def post(**headers: str) -> str:
+        transport = httpx.ASGITransport(twice)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop", headers=USER) as client:
+            return (await client.post("/charge", headers=headers)).text
+
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="two IdempotencyKeyMiddlewares with one checker and gr"):
+            asyncio.run(post(**{"Idempotency-Key": "k"}))
+    assert asyncio.run(post()) == "charge 1"
+
+
+def test_a_checker_with_a_synchronous_engine_is_refused_where_it_is_given(tmp_path: Path) -> None:
+    checker = TransactionalSqlChecker(f"sqlite:///{tmp_path}/shop.db")
+    with pytest.raises(ConfigurationError, match=r"give the TransactionalSqlChecker an AsyncEngine.*SQLite"):
+        IdempotencyKeyMiddleware(Shop().app, checker=checker, group="shop", scope=user_of)
