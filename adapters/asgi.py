@@ -99,8 +99,8 @@ class IdempotencyKeyMiddleware:
         paths: those that it protects, as patterns of `fnmatch`, such as `/orders/*`; None: all.
         required: whether a protected request without a key is refused, with 400; else it runs unprotected.
         wait_s: seconds that a request waits for the answer to one with its key that runs, before it is told so (409).
-        store: `final`: answers after which the same request need not be sent again: all but 401, 403, 408, 425, 429 and
-            5xx. `all`: those too.
+        store: `final`: answers after which the same request need not be sent again: all but 401, 403, 408, 425, 429,
+            5xx and errors with a `Retry-After`. `all`: those too.
         max_body: bytes of a body that a protected request may have, and up to which an answer is stored.
         on_expired_lease: what to do if the process died in a request: see `@consumer`.
         docs: the address of a page for callers, which problems link to.
@@ -143,7 +143,15 @@ class IdempotencyKeyMiddleware:
         self._flights: dict[str, _Flight] = {}
         made = checker_from_url(checker) if isinstance(checker, str) else checker
         transactions = made if isinstance(made, TransactionHooks) else None
-        session_type = None if transactions is None else _session_type()
+        session_type = None
+        if transactions is not None:
+            if not transactions.is_async:
+                raise ConfigurationError(
+                    f"IdempotencyKeyMiddleware is asynchronous: give the {type(made).__name__} an AsyncEngine, "
+                    "create_async_engine('postgresql+psycopg://...') or 'mysql+asyncmy://...'. For SQLite, which has "
+                    "none here, use SqlChecker: the effect then commits apart from the key"
+                )
+            session_type = _session_type()
         self._settings = Settings(app, made, transactions, session_type, self._rules)
         self._consumer = cast(
             "AsyncConsumer",
@@ -219,7 +227,14 @@ class IdempotencyKeyMiddleware:
             return body
         content = fingerprint(scope["method"], scope["path"], scope.get("query_string", b""), body)
         message = Message(self._consumer.subject, content, id=key)
-        request = Request(self._settings, scope, receive, send, body=body)
+        named = self._consumer.key_of(key)
+        outer = requests.get()
+        if outer is not None and outer.key == named and outer.checker is self._settings.checker:
+            raise ConfigurationError(
+                "a request passes through two IdempotencyKeyMiddlewares with one checker and group, and the inner one "
+                "would wait for the outer one: remove one of them"
+            )
+        request = Request(self._settings, scope, receive, send, body=body, key=named)
         result = await self._result_of_copy(key, content)
         if result is not None:
             return self._answer_to(message, result)
