@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import threading
 from contextlib import closing, contextmanager
 
+import pika
 import pytest
 import sqlalchemy as sa
+from faststream.rabbit import RabbitBroker
 
 from idempotent import Message, idempotent
+from idempotent.adapters.faststream import IdempotentMiddleware
+from idempotent.checkers import MemoryChecker
 from idempotent.testing.adapter_contract import until
 from idempotent.testing.proxy import Proxy
 from tests.adapters.faststream_plugin.conftest import settings_of
@@ -101,6 +106,35 @@ def test_a_duplicate_publishes_the_stored_output_under_the_same_id(rabbit, app, 
     assert runs(app, "book", order) == 1
     send(rabbit, app, "book", {"order": order}, f"other {order}")
     until(lambda: len({each.id for each in seen(rabbit, app, "out", order)}) == 2, "another id")
+
+
+def test_a_duplicate_sends_the_stored_reply_again(rabbit, app, order):
+    name = rabbit.declare(rabbit.name())
+    with rabbit.channel() as channel:
+        properties = pika.BasicProperties(message_id=order, reply_to=name)
+        for _ in range(2):
+            rabbit.publish(channel, f"{app.queue}.book", json.dumps({"order": order}).encode(), properties)
+    replies = until(lambda: found if len(found := rabbit.look(name)) == 2 else None, "replies")
+    assert len({(each.id, each.body) for each in replies}) == 1
+    assert runs(app, "book", order) == 1
+
+
+def test_a_message_that_no_handler_is_to_get_passes_through(rabbit, app):
+    name = rabbit.name()
+
+    async def run():
+        middleware = IdempotentMiddleware(MemoryChecker(), group=GROUP)
+        broker = RabbitBroker(rabbit.url, middlewares=[middleware])
+        waiting = broker.subscriber(name)
+        async with broker:
+            await broker.start()
+            found = []
+            for _ in range(2):
+                await broker.publish("7", name, message_id="m")
+                found.append(await waiting.get_one(timeout=DEADLINE_S))
+            return [each.body for each in found]
+
+    assert asyncio.run(run()) == [b"7"] * 2
 
 
 @row(("done before, without an output", "acknowledged; nothing is published"))

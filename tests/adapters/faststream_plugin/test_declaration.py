@@ -1,0 +1,440 @@
+"""What is refused, and what the middleware does in the test brokers of FastStream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pydantic
+import pytest
+from faststream import AckPolicy, BaseMiddleware, Depends, Response
+from faststream.confluent import KafkaBroker, KafkaResponse, TestKafkaBroker
+from faststream.rabbit import (
+    ExchangeType,
+    RabbitBroker,
+    RabbitExchange,
+    RabbitMessage,
+    RabbitQueue,
+    RabbitResponse,
+    RabbitRouter,
+    TestRabbitBroker,
+)
+
+from idempotent import ConfigurationError
+from idempotent.adapters.copies import KEY_HEADER
+from idempotent.adapters.faststream import IdempotentMiddleware, message_id, session
+from idempotent.checkers import MemoryChecker, TransactionalSqlChecker
+from idempotent.codecs import JsonCodec
+
+ORDER = {"order": "7"}
+
+
+class Order(pydantic.BaseModel):
+    order: str
+
+
+class Reversed:
+    """A codec of FastStream."""
+
+    async def encode(self, message: Any, serializer: Any) -> tuple[bytes, str | None]:
+        return json.dumps(message).encode()[::-1], "text/reversed"
+
+    async def decode(self, msg: Any) -> Any:
+        return json.loads(msg.body[::-1])
+
+
+class Seen(BaseMiddleware[Any, Any]):
+    """Keeps what is published for a handler, as the test broker gets it."""
+
+    commands: list[Any]
+
+    async def publish_scope(self, call_next: Any, cmd: Any) -> Any:
+        if self.msg is not None:
+            self.commands.append(cmd)
+        return await call_next(cmd)
+
+
+def protected(**options: Any) -> IdempotentMiddleware:
+    return IdempotentMiddleware(options.pop("checker", None) or MemoryChecker(), group="tests", **options)
+
+
+def seeing() -> type[Seen]:
+    return type("SeenHere", (Seen,), {"commands": []})
+
+
+def kafka(**options: Any) -> Any:
+    middleware = protected()
+    broker = KafkaBroker(middlewares=[middleware])
+    broker.subscriber("orders", group_id="g", **options)(echo)
+    return middleware, broker
+
+
+def rabbit(**options: Any) -> Any:
+    middleware = protected()
+    broker = RabbitBroker(middlewares=[middleware])
+    broker.subscriber("orders", **options)(echo)
+    return middleware, broker
+
+
+async def echo(body: str) -> str:
+    return body
+
+
+def batch_publisher() -> Any:
+    middleware, broker = kafka(ack_policy=AckPolicy.ACK)
+    broker.subscriber("others", group_id="g", ack_policy=AckPolicy.ACK)(
+        broker.publisher("out", batch=True)(echo)
+    )
+    return middleware, broker
+
+
+def own_codec() -> Any:
+    middleware = protected()
+    broker = RabbitBroker(middlewares=[middleware], codec=Reversed())
+    broker.subscriber("orders")(broker.publisher("out")(echo))
+    return middleware, broker
+
+
+def two() -> Any:
+    middleware, broker = rabbit()
+    router = RabbitRouter(middlewares=[protected()])
+    router.subscriber("others")(echo)
+    broker.include_router(router)
+    return middleware, broker
+
+
+REFUSED = {
+    "kafka's default": (kafka, "AckPolicy.ACK_FIRST"),
+    "first": (lambda: rabbit(ack_policy=AckPolicy.ACK_FIRST), "AckPolicy.ACK_FIRST"),
+    "manual": (lambda: rabbit(ack_policy=AckPolicy.MANUAL), "AckPolicy.MANUAL"),
+    "batch": (lambda: kafka(ack_policy=AckPolicy.ACK, batch=True), "batch"),
+    "batch publisher": (batch_publisher, "batch publisher"),
+    "own codec": (own_codec, "give codec="),
+    "two": (two, "wait for each other"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_protected_is_refused_before_the_start(case):
+    make, says = REFUSED[case]
+    middleware, broker = make()
+    with pytest.raises(ConfigurationError, match=says):
+        middleware.check(broker)
+
+
+def test_what_can_be_protected_is_not_refused():
+    for middleware, broker in (rabbit(), kafka(ack_policy=AckPolicy.NACK_ON_ERROR)):
+        middleware.check(broker)
+        other = protected()
+        other.check(broker)
+    protected().check(kafka()[1])  # which it does not protect
+
+
+@pytest.mark.parametrize("policy", [AckPolicy.ACK_FIRST, AckPolicy.MANUAL])
+def test_unchecked_it_is_refused_at_the_first_message(policy, caplog):
+    _, broker = rabbit(ack_policy=policy)
+
+    async def run() -> None:
+        async with TestRabbitBroker(broker) as test:
+            await test.publish("7", "orders")
+
+    with pytest.raises(ConfigurationError, match=policy.name):
+        asyncio.run(run())
+    assert "subscriber_refused" in [getattr(line, "event", "") for line in caplog.records]
+
+
+def test_a_transactional_checker_without_an_async_engine_is_refused(tmp_path):
+    checker = TransactionalSqlChecker(f"sqlite:///{tmp_path}/keys.db")
+    with pytest.raises(ConfigurationError, match="AsyncEngine"):
+        protected(checker=checker)
+    checker.close()
+
+
+def send_twice(broker: Any, queue: Any, body: Any = ORDER, **options: Any) -> None:
+    async def run() -> None:
+        async with TestRabbitBroker(broker) as test:
+            for _ in range(2):
+                await test.publish(body, queue, message_id="m", **options)
+
+    asyncio.run(run())
+
+
+def test_queues_with_one_routing_key_have_keys_of_their_own():
+    runs = []
+    broker = RabbitBroker(middlewares=[protected()])
+    exchange = RabbitExchange("shop", type=ExchangeType.TOPIC)
+
+    def handler(name: str) -> Any:
+        async def handle(order: Order) -> None:
+            runs.append(name)
+
+        return handle
+
+    for name in ("billing", "mail"):
+        broker.subscriber(RabbitQueue(name, routing_key="orders.*"), exchange)(handler(name))
+
+    send_twice(broker, "orders.paid", exchange=exchange)
+    assert sorted(runs) == ["billing", "mail"]
+
+
+def test_routers_prefix_the_names_of_their_queues():
+    runs = []
+    broker = RabbitBroker(middlewares=[protected()])
+    for name in ("a.", "b."):
+        router = RabbitRouter(prefix=name)
+
+        @router.subscriber("orders")
+        async def handle(order: Order) -> None:
+            runs.append(order)
+
+        broker.include_router(router)
+
+    async def run() -> None:
+        async with TestRabbitBroker(broker) as test:
+            for name in ("a.orders", "b.orders") * 2:
+                await test.publish(ORDER, name, message_id="m")
+
+    asyncio.run(run())
+    assert len(runs) == 2
+
+
+def test_dependencies_and_threads_work_as_they_are():
+    runs = []
+    broker = RabbitBroker(middlewares=[protected()])
+
+    def clerk() -> str:
+        return "alice"
+
+    @broker.subscriber("orders")
+    def charge(order: Order, name: str = Depends(clerk)) -> None:
+        runs.append((order, name))
+
+    send_twice(broker, "orders")
+    assert runs == [(Order(order="7"), "alice")]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "text",
+        b"bytes",
+        None,
+        {"at": [1, 2.5]},
+        Order(order="7"),
+        Response("text", headers={"a": "b"}, correlation_id="c"),
+        RabbitResponse("text", headers={"a": 1}, priority=3, message_id="own", exchange="shop", timeout=5.0),
+    ],
+    ids=repr,
+)
+def test_a_copy_of_an_output_is_the_same(answer):
+    seen, correlation_id = seeing(), getattr(answer, "correlation_id", None)
+    broker = RabbitBroker(middlewares=[protected(), seen])
+    runs = []
+
+    @broker.subscriber("orders")
+    @broker.publisher("out", headers={"from": "shop"}, persist=True)
+    async def charge(order: Order):
+        runs.append(order)
+        return answer
+
+    @broker.subscriber(RabbitQueue("of shop", routing_key="out"), "shop")
+    @broker.subscriber("out")
+    async def out(message: RabbitMessage) -> None:
+        bodies.append((message.body, message.content_type, message.headers, message.raw_message.message_id))
+
+    bodies: list[Any] = []
+    send_twice(broker, "orders")
+    first, copy = seen.commands
+    assert len(runs) == 1
+    for command in (first, copy):
+        command.message_options.pop("content_type", None)
+    shown = [
+        (each.exchange.name, each.destination, each.headers, each.message_options, each.publish_options)
+        for each in (first, copy)
+    ]
+    assert shown[0] == shown[1]
+    assert len({first.message_options["message_id"]}) == 1
+    if correlation_id:
+        assert first.correlation_id == copy.correlation_id == "c"
+    # The next consumer drops the copy.
+    assert len(bodies) == 1
+
+
+def test_a_copy_on_kafka_has_the_body_the_key_and_the_content_type():
+    seen = seeing()
+    broker = KafkaBroker(middlewares=[protected(key=lambda message: message.headers["id"]), seen])
+
+    @broker.subscriber("orders", group_id="g", ack_policy=AckPolicy.NACK_ON_ERROR)
+    @broker.publisher("out")
+    async def charge(order: Order):
+        return KafkaResponse(order, key=b"\xff7", headers={"a": "b"})
+
+    async def run() -> None:
+        async with TestKafkaBroker(broker) as test:
+            for _ in range(2):
+                await test.publish(ORDER, "orders", headers={"id": "m"})
+
+    asyncio.run(run())
+    first, copy = seen.commands
+    assert (copy.key, copy.headers["a"]) == (first.key, "b") == (b"\xff7", "b")
+    assert copy.headers[KEY_HEADER] == first.headers[KEY_HEADER]
+    assert (copy.body, copy.headers["content-type"]) == (b'{"order":"7"}', "application/json")
+
+
+def test_the_publishers_of_a_test_broker_see_each_publication():
+    middleware = protected()
+    brokers: Any = (
+        (KafkaBroker(middlewares=[middleware]), TestKafkaBroker, {"group_id": "g"}),
+        (
+            RabbitBroker(middlewares=[middleware]),
+            TestRabbitBroker,
+            {},
+        ),
+    )
+
+    async def run(broker: Any, test_broker: Any, options: Any) -> None:
+        publisher = broker.publisher("out")
+
+        @broker.subscriber("orders", ack_policy=AckPolicy.NACK_ON_ERROR, **options)
+        @publisher
+        async def charge(order: Order) -> str:
+            return order.order
+
+        async with test_broker(broker) as test:
+            middleware.check(broker)
+            for _ in range(2):
+                await test.publish(ORDER, "orders", headers={KEY_HEADER: "m"})
+            assert publisher.mock.call_count == 2
+
+    for each in brokers:
+        asyncio.run(run(*each))
+
+
+def test_outputs_go_to_each_destination_with_an_id_of_its_own():
+    seen = seeing()
+    broker = RabbitBroker(middlewares=[protected(), seen])
+
+    @broker.subscriber("orders")
+    @broker.publisher("a")
+    @broker.publisher("b")
+    async def charge(order: Order) -> str:
+        return order.order
+
+    send_twice(broker, "orders")
+    ids = [each.message_options["message_id"] for each in seen.commands]
+    assert ids[:2] == ids[2:]
+    assert len(set(ids)) == 2
+
+
+@pytest.mark.parametrize(
+    "answer", [RabbitResponse("7", timestamp=datetime(2026, 1, 1, tzinfo=UTC)), object(), "x" * 1_000_000]
+)
+def test_an_output_that_cannot_be_stored_fails_the_handler(answer):
+    seen = seeing()
+    broker = RabbitBroker(middlewares=[protected(), seen])
+    runs = []
+
+    @broker.subscriber("orders")
+    @broker.publisher("out")
+    async def charge(order: Order):
+        runs.append(order)
+        return answer
+
+    for times in (1, 2):
+        with pytest.raises(ConfigurationError, match="stored"):
+            send_twice(broker, "orders")
+        assert len(runs) == times
+    assert not seen.commands
+
+
+def test_a_codec_stores_what_the_broker_encodes_in_its_own_way():
+    seen = seeing()
+    broker = RabbitBroker(middlewares=[protected(codec=JsonCodec()), seen], codec=Reversed())
+
+    @broker.subscriber("orders")
+    @broker.publisher("out")
+    async def charge(order: dict[str, str]) -> list[str]:
+        return list(order)
+
+    send_twice(broker, "orders")
+    assert [each.body for each in seen.commands] == [["order"]] * 2
+
+
+def test_the_key_may_be_awaited_and_one_that_raises_is_rejected(caplog):
+    runs = []
+
+    async def key(message: Any) -> str:
+        found: str = (await message.decode())["order"]
+        return found
+
+    broker = RabbitBroker(middlewares=[protected(key=key)])
+
+    @broker.subscriber("orders")
+    async def charge(order: dict[str, str]) -> None:
+        runs.append(order)
+
+    async def run() -> None:
+        async with TestRabbitBroker(broker) as test:
+            for body in (ORDER, ORDER, {}, {"order": ""}):
+                await test.publish(body, "orders")
+
+    asyncio.run(run())
+    assert runs == [ORDER]
+    assert [line.why for line in caplog.records if getattr(line, "event", "") == "message_rejected"] == [
+        "key= raised KeyError: 'order'",
+        "no key",
+    ]
+
+
+def test_a_handler_that_settles_the_message_itself_leaves_the_key_free_unless_it_acknowledges():
+    runs = []
+    broker = RabbitBroker(middlewares=[protected()])
+
+    @broker.subscriber("orders")
+    async def charge(order: Order, message: RabbitMessage) -> None:
+        runs.append(order)
+        await (message.nack() if len(runs) == 1 else message.ack())
+
+    send_twice(broker, "orders")
+    send_twice(broker, "orders")
+    assert len(runs) == 2
+
+
+def test_the_error_of_a_handler_is_its_own_even_if_pydantic_raised_it():
+    broker = RabbitBroker(middlewares=[protected()])
+
+    @broker.subscriber("orders")
+    async def charge(order: Order) -> int:
+        if order.order == "7":
+            Order.model_validate({})
+        return "no number"  # type: ignore[return-value]
+
+    for body in (ORDER, {"order": "8"}):
+        with pytest.raises(pydantic.ValidationError):
+            send_twice(broker, "orders", body)
+
+
+def test_a_session_needs_a_transaction():
+    broker = RabbitBroker(middlewares=[protected()])
+
+    @broker.subscriber("orders")
+    async def charge(order: Order, given: Any = Depends(session)) -> None: ...  # noqa: B008
+
+    with pytest.raises(ConfigurationError, match="TransactionalSqlChecker"):
+        send_twice(broker, "orders")
+
+
+@pytest.mark.parametrize(
+    ("headers", "raw", "expected"),
+    [
+        ({}, SimpleNamespace(message_id="m"), "m"),
+        ({}, SimpleNamespace(message_id=None), None),
+        ({KEY_HEADER: "k"}, SimpleNamespace(message_id="m"), "k"),
+    ],
+)
+def test_the_id_is_never_one_that_fast_stream_made(headers, raw, expected):
+    message = SimpleNamespace(headers=headers, raw_message=raw, message_id="made for this delivery")
+    assert message_id(message) == expected
