@@ -11,7 +11,8 @@ from contextlib import closing, contextmanager
 import pika
 import pytest
 import sqlalchemy as sa
-from faststream.rabbit import RabbitBroker
+from faststream import AckPolicy
+from faststream.rabbit import RabbitBroker, RabbitQueue
 
 from idempotent import Message, idempotent
 from idempotent.adapters.faststream import IdempotentMiddleware
@@ -69,7 +70,7 @@ def seen(rabbit, app, queue, text):
 
 
 @contextmanager
-def held(app, name, key):
+def held(app, name, key, group_id=""):
     """Another process handles the message, and fails in the end."""
     began, end = threading.Event(), threading.Event()
 
@@ -79,7 +80,8 @@ def held(app, name, key):
         raise InterruptedError
 
     with closing(checker_of(app)) as checker:
-        running = idempotent(checker, name=f"{app.queue}.{name}", group=GROUP, key="key")(run)
+        group = f"{GROUP}/{group_id}" if group_id else GROUP
+        running = idempotent(checker, name=f"{app.queue}.{name}", group=group, key="key")(run)
 
         def fail():
             with pytest.raises(InterruptedError):
@@ -135,6 +137,30 @@ def test_a_message_that_no_handler_is_to_get_passes_through(rabbit, app):
             return [each.body for each in found]
 
     assert asyncio.run(run()) == [b"7"] * 2
+
+
+def test_a_subscriber_that_is_refused_stops_and_its_message_returns(rabbit, caplog):
+    name = rabbit.declare(rabbit.name())
+
+    async def run():
+        middleware = IdempotentMiddleware(MemoryChecker(), group=GROUP)
+        broker = RabbitBroker(rabbit.url, middlewares=[middleware])
+        ran = []
+
+        @broker.subscriber(RabbitQueue(name, durable=True), ack_policy=AckPolicy.MANUAL)
+        async def handle(body: str) -> None:
+            ran.append(body)
+
+        async with broker:
+            await broker.start()
+            await broker.publish("7", name)
+            while broker.subscribers[0].running:  # noqa: ASYNC110 - FastStream has no event for it
+                await asyncio.sleep(0.05)
+        return ran
+
+    assert asyncio.run(asyncio.wait_for(run(), DEADLINE_S)) == []
+    until(lambda: rabbit.depth(name) == 1, "the message")
+    assert "subscriber_refused" in [getattr(line, "event", "") for line in caplog.records]
 
 
 @row(("done before, without an output", "acknowledged; nothing is published"))
