@@ -87,16 +87,15 @@ async def session() -> Any:
     return found.given
 
 
-def message_id(message: Any) -> str | None:
+def message_id(message: Any) -> Any:
     """The id of a delivery of FastStream: what is the key unless you give another one.
 
     On RabbitMQ the property `message_id`, on Kafka partition, offset and timestamp; on both, the header
     `x-idempotent-key` wins. FastStream's own `message_id` is a new one for each delivery of a message that has none.
     """
-    given = message.headers.get(KEY_HEADER)
-    if given:
-        return str(given)
-    raw = message.raw_message
+    given, raw = message.headers.get(KEY_HEADER), message.raw_message
+    if given not in (None, "", b""):
+        return given
     if hasattr(raw, "offset"):
         return f"{raw.partition()}/{raw.offset()}/{raw.timestamp()[1]}"
     return raw.message_id or None

@@ -27,7 +27,11 @@ broker = RabbitBroker(os.environ["RABBITMQ_URL"], middlewares=[middleware])
 # Refuses to start with a subscriber that the middleware cannot protect.
 app = FastStream(broker, on_startup=[lambda: middleware.check(broker)])
 # What cannot be handled waits where a person finds it.
-DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.dead"}
+orders = RabbitQueue(
+    "orders",
+    durable=True,
+    arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.dead"},
+)
 
 
 class Order(BaseModel):
@@ -40,7 +44,7 @@ class Receipt(BaseModel):
     paid: int
 
 
-@broker.subscriber(RabbitQueue("orders", durable=True, arguments=DEAD))
+@broker.subscriber(orders)
 @broker.publisher("receipts", persist=True)
 async def book(order: Order, session: AsyncSession = Depends(session)) -> Receipt:  # noqa: B008 - FastStream's way
     # The row and the key of the message are committed together, and the receipt is stored with them.

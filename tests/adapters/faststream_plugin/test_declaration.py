@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pydantic
 import pytest
+from fast_depends.exceptions import ValidationError
+from fast_depends.msgspec import MsgSpecSerializer
+from fast_depends.pydantic import PydanticSerializer
 from faststream import AckPolicy, BaseMiddleware, Depends, Response
 from faststream.confluent import KafkaBroker, KafkaResponse, TestKafkaBroker
 from faststream.rabbit import (
@@ -363,6 +367,65 @@ def test_a_codec_stores_what_the_broker_encodes_in_its_own_way():
     assert [each.body for each in seen.commands] == [["order"]] * 2
 
 
+SERIALIZERS = {
+    "pydantic": PydanticSerializer(),
+    "pydantic's own": PydanticSerializer(use_fastdepends_errors=False),
+    "msgspec": MsgSpecSerializer(),
+    "msgspec's own": MsgSpecSerializer(use_fastdepends_errors=False),
+}
+
+
+@pytest.mark.parametrize("kind", SERIALIZERS)
+def test_a_body_is_refused_as_any_serializer_does_it(kind, caplog):
+    ran = []
+    broker = RabbitBroker(middlewares=[protected()], serializer=SERIALIZERS[kind])
+
+    @dataclass
+    class Paid:
+        order: int
+
+    @broker.subscriber("orders")
+    async def charge(paid: Paid) -> None:
+        ran.append(paid.order)
+
+    send_twice(broker, "orders", {"order": "seven"})
+    assert [line.event for line in caplog.records if line.name.startswith("idempotent")] == [
+        "message_rejected"
+    ] * 2
+    send_twice(broker, "orders", {"order": 7})
+    assert ran == [7]
+
+
+def test_a_body_that_is_no_json_is_rejected_and_one_that_no_server_decodes_fails(caplog):
+    def decode(message: Any) -> Any:
+        raise ConnectionError
+
+    for decoder in (None, decode):
+        broker = RabbitBroker(middlewares=[protected()], decoder=decoder)
+        broker.subscriber("orders")(echo)
+        if decoder is None:
+            send_twice(broker, "orders", b"{", content_type="application/json")
+        else:
+            with pytest.raises(ConnectionError):
+                send_twice(broker, "orders")
+    rejected = [line.why for line in caplog.records if getattr(line, "event", "") == "message_rejected"]
+    assert rejected == ["JSONDecodeError"] * 2
+
+
+def test_the_dependency_of_a_handler_may_raise_what_it_likes():
+    async def clerk() -> str:
+        Order.model_validate({})
+        return "alice"
+
+    broker = RabbitBroker(middlewares=[protected()])
+
+    @broker.subscriber("orders")
+    async def charge(order: Order, name: str = Depends(clerk)) -> None: ...
+
+    with pytest.raises(pydantic.ValidationError):
+        send_twice(broker, "orders")
+
+
 def test_the_key_may_be_awaited_and_one_that_raises_is_rejected(caplog):
     runs = []
 
@@ -403,8 +466,9 @@ def test_a_handler_that_settles_the_message_itself_leaves_the_key_free_unless_it
     assert len(runs) == 2
 
 
-def test_the_error_of_a_handler_is_its_own_even_if_pydantic_raised_it():
-    broker = RabbitBroker(middlewares=[protected()])
+@pytest.mark.parametrize("kind", ["pydantic", "pydantic's own"])
+def test_the_error_of_a_handler_is_its_own_even_if_pydantic_raised_it(kind):
+    broker = RabbitBroker(middlewares=[protected()], serializer=SERIALIZERS[kind])
 
     @broker.subscriber("orders")
     async def charge(order: Order) -> int:
@@ -413,7 +477,7 @@ def test_the_error_of_a_handler_is_its_own_even_if_pydantic_raised_it():
         return "no number"  # type: ignore[return-value]
 
     for body in (ORDER, {"order": "8"}):
-        with pytest.raises(pydantic.ValidationError):
+        with pytest.raises((pydantic.ValidationError, ValidationError)):
             send_twice(broker, "orders", body)
 
 
@@ -433,6 +497,8 @@ def test_a_session_needs_a_transaction():
         ({}, SimpleNamespace(message_id="m"), "m"),
         ({}, SimpleNamespace(message_id=None), None),
         ({KEY_HEADER: "k"}, SimpleNamespace(message_id="m"), "k"),
+        ({KEY_HEADER: b"k"}, SimpleNamespace(message_id="m"), b"k"),
+        ({KEY_HEADER: ""}, SimpleNamespace(message_id="m"), "m"),
     ],
 )
 def test_the_id_is_never_one_that_fast_stream_made(headers, raw, expected):
