@@ -28,7 +28,7 @@ from tests.adapters.faststream_plugin.brokers import ORDER, Order, Reversed, pro
         Response("text", headers={"a": "b"}, correlation_id="c"),
         RabbitResponse("text", headers={"a": 1}, priority=3, message_id="own", exchange="shop", timeout=5.0),
     ],
-    ids=repr,
+    ids=lambda answer: type(answer).__name__,
 )
 def test_a_copy_of_an_output_is_the_same(answer):
     seen, correlation_id = seeing(), getattr(answer, "correlation_id", None)
