@@ -131,8 +131,9 @@ def idempotent(
         kept: Any = _awaitable(calls, longest_s) if handler.is_async else _plain(calls, longest_s)
         functools.update_wrapper(kept, function)
         if session is not None:
-            parameters = [each for each in signature.parameters.values() if each.name != session]
-            kept.__signature__ = signature.replace(parameters=parameters)
+            shown = _readable(function)
+            parameters = [each for each in shown.parameters.values() if each.name != session]
+            kept.__signature__ = shown.replace(parameters=parameters)
             kept.__annotations__ = {
                 each: kind for each, kind in function.__annotations__.items() if each != session
             }
@@ -339,6 +340,14 @@ def _name_of(handler: Handler) -> str:
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     return f"{spec.name if spec else Path(file).stem if file else '__main__'}.{rest}"
+
+
+def _readable(function: Callable[..., Any]) -> inspect.Signature:
+    """A signature with the types themselves: who reads one that was set cannot look up the names of types in it."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except Exception:  # a name is only for type checkers, or a text is no type
+        return inspect.signature(function)
 
 
 def key_of(

@@ -1,0 +1,1 @@
+"""Tools of MCP servers that are protected, called by the real client."""
