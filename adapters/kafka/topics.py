@@ -86,11 +86,11 @@ class TopicIds:
             log.warning("topic_id_unknown", extra={"topic": topic_id.topic, "error": topic_id.problem})
             self._failed.append((time.monotonic() + _RETRY.delay_s(topic_id.failures), ref(topic_id)))
             return
-        uuid = future.result().topic_id
-        # Brokers before 2.8 have no ids.
-        topic_id.value = topic_id.topic if str(uuid) == _NO_ID else _text(uuid)
+        topic_id.value = text_of(topic_id.topic, future.result().topic_id)
 
 
-def _text(uuid: Uuid) -> str:
-    """The id as Kafka's own tools print it; librdkafka's form has slashes."""
-    return str(uuid).replace("+", "-").replace("/", "_")
+def text_of(topic: str, uuid: Uuid | str) -> str:
+    """The id as Kafka's own tools print it; librdkafka's form has slashes. The topic's name for brokers without ids."""
+    text = str(uuid)
+    # Brokers before 2.8 have none.
+    return topic if text == _NO_ID else text.replace("+", "-").replace("/", "_")
