@@ -1,5 +1,8 @@
 """A loop over stomp.py that its user wrote: its messages are the adapter's."""
 
+# The fixtures of the adapter are parameters here.
+# ruff: noqa: F811
+
 from __future__ import annotations
 
 import queue
@@ -11,6 +14,7 @@ import stomp
 
 from idempotent import Message
 from idempotent.adapters.activemq import from_stomp
+from tests.adapters.activemq.conftest import make, name  # noqa: F401
 from tests.adapters.activemq.stomp_client import StompClient
 from tests.adapters.rabbitmq.rabbit import receive
 

@@ -1,5 +1,8 @@
 """A loop over pika that its user wrote: its messages are the adapter's, and each result settles its delivery."""
 
+# The fixtures of the adapter are parameters here.
+# ruff: noqa: F811
+
 from __future__ import annotations
 
 import time
@@ -10,6 +13,7 @@ import pytest
 
 from idempotent import Message, Outcome, Result
 from idempotent.adapters.rabbitmq import from_pika, settle
+from tests.adapters.rabbitmq.conftest import opened, queue, rabbit  # noqa: F401
 from tests.adapters.rabbitmq.rabbit import receive
 
 AGAIN = (Outcome.FAILED, Outcome.IN_PROGRESS, Outcome.UNAVAILABLE)

@@ -1,5 +1,8 @@
 """A loop over confluent-kafka that its user wrote: its messages are the adapter's, and each result moves its offset."""
 
+# The fixtures of the adapter are parameters here.
+# ruff: noqa: F811
+
 from __future__ import annotations
 
 import time
@@ -10,6 +13,7 @@ from confluent_kafka import Consumer, TopicCollection
 from idempotent import Message, Outcome, Result
 from idempotent.adapters.kafka import from_confluent, settle
 from idempotent.errors import AdapterError
+from tests.adapters.kafka.conftest import broker, opened, topic  # noqa: F401
 from tests.adapters.rabbitmq.rabbit import receive
 
 DEADLINE_S = 30

@@ -1,0 +1,1 @@
+"""Loops over the clients of brokers that their users wrote."""
