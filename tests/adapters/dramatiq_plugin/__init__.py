@@ -1,0 +1,1 @@
+"""Actors of dramatiq that are protected, in real workers."""

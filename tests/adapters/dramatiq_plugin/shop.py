@@ -1,0 +1,342 @@
+"""A broker of dramatiq with protected actors, and the workers that run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import dramatiq
+import sqlalchemy as sa
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from dramatiq.brokers.redis import MAINTENANCE_SCALE, RedisBroker
+from dramatiq.middleware import AsyncIO, CurrentMessage, GroupCallbacks, Middleware, TimeLimit
+from dramatiq.rate_limits.backends import RedisBackend as Limits
+from dramatiq.results import ResultFailure, ResultMissing, Results
+from dramatiq.results.backends import RedisBackend
+from sqlalchemy.orm import Session
+
+from idempotent.adapters.dramatiq import Idempotency, idempotent_actor
+from idempotent.checkers import RedisChecker, SqlChecker, TransactionalSqlChecker
+from tests.adapters.rabbitmq.rabbit import Rabbit
+from tests.project.house import ROOT
+
+SETTINGS = "TEST_SHOP"
+DEADLINE_S = 40
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a broker: its servers, and where its actors write down what they ran.
+
+    Attributes:
+        broker: URL of RabbitMQ or Redis.
+        results: URL of Redis.
+        ran: a file with a line for each run.
+        url: of the store of keys.
+        table: of the store of keys, or its prefix.
+        lease_s: of its keys. A test that waits for no lease has one that does not end meanwhile.
+    """
+
+    broker: str
+    results: str
+    queue: str
+    ran: str
+    url: str
+    table: str
+    is_transactional: bool = False
+    lease_s: float = 600.0
+
+    def lines(self) -> list[str]:
+        path = Path(self.ran)
+        return path.read_text().splitlines() if path.exists() else []
+
+    def note(self, what: str) -> None:
+        with Path(self.ran).open("a") as file:
+            file.write(f"{what}\n")
+
+    def first(self, what: str) -> bool:
+        """Whether nobody asked this before."""
+        try:
+            Path(f"{self.ran}.{what}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+class NoCodec:
+    """Stores nothing."""
+
+    name = "none/1"
+
+    def encode(self, value: Any) -> bytes:
+        raise TypeError
+
+    def decode(self, data: bytes) -> Any:
+        raise TypeError
+
+
+class Dies(Middleware):
+    """Kills the worker between the end of an actor and all that dramatiq does afterwards."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def after_process_message(self, broker, message, *, result=None, exception=None):
+        if message.actor_name == "charge" and self.settings.first("finished"):
+            kill()
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Shop:
+    """A broker with its actors.
+
+    Args:
+        settings: its servers.
+        dies: its worker dies between the end of an actor and what follows; `yes` or empty.
+    """
+
+    def __init__(self, settings: Settings, dies: str = "") -> None:
+        self.settings = settings
+        self.broker: Any
+        if settings.broker.startswith("redis"):
+            # The messages of a worker that died are delivered again by the maintenance.
+            often = {"maintenance_chance": MAINTENANCE_SCALE, "heartbeat_timeout": 3000}
+            self.broker = RedisBroker(url=settings.broker, namespace=settings.queue, **often)
+        else:
+            self.broker = RabbitmqBroker(url=settings.broker)
+        self.backend = RedisBackend(url=settings.results, namespace=f"{settings.queue}-results")
+        limits = Limits(url=settings.results)
+        (limit,) = (each for each in self.broker.middleware if isinstance(each, TimeLimit))
+        limit.manager.interval = 0.1
+        made = [Idempotency(), AsyncIO(), GroupCallbacks(limits), Results(backend=self.backend)]
+        for each in [*made, *([Dies(settings)] if dies else [])]:
+            self.broker.add_middleware(each)
+        self.checker = checker_of(settings)
+        for add in (add_actors, add_failures, add_deaths, add_followers):
+            add(self)
+        if settings.is_transactional:
+            add_transactional(self)
+
+    def declare(self, **options: Any) -> Any:
+        options = {"store_results": True, "min_backoff": 10, "queue_name": self.settings.queue, **options}
+        return idempotent_actor(checker=self.checker, group="tests", broker=self.broker, **options)
+
+    def message(self, name: str, *args: Any, message_id: str | None = None, **options: Any) -> Any:
+        kwargs = options.pop("kwargs", {})
+        made = self.broker.get_actor(name).message_with_options(args=args, kwargs=kwargs, **options)
+        return replace(made, message_id=message_id) if message_id else made
+
+    def pipeline(self, *messages: Any) -> Any:
+        return dramatiq.pipeline(messages, broker=self.broker)
+
+    def send(self, name: str, *args: Any, **options: Any) -> Any:
+        return self.broker.enqueue(self.message(name, *args, **options))
+
+    def result(self, message: Any, timeout_s: float = DEADLINE_S) -> Any:
+        """The result, which is then forgotten: that of the next copy is another one."""
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                found = message.get_result(backend=self.backend)
+            except ResultMissing:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
+            except ResultFailure:
+                self.forget(message)
+                raise
+            else:
+                self.forget(message)
+                return found
+
+    def forget(self, message: Any) -> None:
+        self.backend.client.delete(self.backend.build_message_key(message))
+
+    def dead(self) -> list[str]:
+        """The ids of the messages in the dead-letter queue of the Redis broker."""
+        found = self.broker.client.hvals(f"{self.settings.queue}:{self.settings.queue}.XQ.msgs")
+        return [json.loads(each)["message_id"] for each in found]
+
+    def close(self) -> None:
+        self.checker.close()
+        self.broker.close()
+        self.backend.client.close()
+        if self.settings.broker.startswith("amqp"):
+            for suffix in ("", ".DQ", ".XQ"):
+                Rabbit(self.settings.broker).delete(f"{self.settings.queue}{suffix}")
+
+
+shop = Shop
+
+
+def checker_of(settings: Settings) -> Any:
+    if settings.url.startswith("redis"):
+        return RedisChecker(settings.url, prefix=f"{settings.table}:", lease_s=settings.lease_s)
+    if settings.is_transactional:
+        return TransactionalSqlChecker(settings.url, table=settings.table)
+    return SqlChecker(settings.url, table=settings.table, lease_s=settings.lease_s)
+
+
+def retries() -> int:
+    message = CurrentMessage.get_current_message()
+    assert message is not None
+    return message.options.get("retries", 0)
+
+
+def add_actors(shop: Shop) -> None:
+    note = shop.settings.note
+
+    @shop.declare(max_retries=1, on_failure="failed", retry_when=lambda retries, error: retries < 1)
+    def charge(order, seconds=0.0):
+        note(f"charge {order}")
+        time.sleep(seconds)
+        return [order, retries()]
+
+    @shop.declare(key="order")
+    def ship(*, order):
+        note(f"ship {order}")
+        return f"shipped {order}"
+
+    @shop.declare()
+    async def fetch(order: str) -> str:
+        note(f"fetch {order}")
+        return order
+
+    @shop.declare()
+    def outer(order):
+        note(f"outer {order}")
+        return [charge(order), ship(order=order)]
+
+
+def add_failures(shop: Shop) -> None:
+    note = shop.settings.note
+
+    @shop.declare(codec=NoCodec())
+    def count(order):
+        note(f"count {order}")
+        return 1
+
+    @shop.declare(max_retries=1)
+    def refuse(order):
+        note(f"refuse {order}")
+        raise ZeroDivisionError
+
+    @shop.declare(max_retries=1)
+    def again(order):
+        note(f"again {order}")
+        if not retries():
+            raise dramatiq.Retry(delay=1)
+        return retries()
+
+    @shop.declare(max_retries=1, time_limit=300)
+    def slow(order):
+        note(f"slow {order}")
+        while not retries():
+            time.sleep(0.02)
+        return "ended"
+
+    @shop.declare(max_retries=1, notify_shutdown=True)
+    def stopped(order):
+        note(f"stopped {order}")
+        while not retries():
+            time.sleep(0.02)
+        return "ended"
+
+
+def add_deaths(shop: Shop) -> None:
+    settings = shop.settings
+
+    @shop.declare()
+    def die(order):
+        settings.note("die")
+        if settings.first("died"):
+            kill()
+        return "lived"
+
+    if not settings.is_transactional:
+
+        @shop.declare(on_expired_lease="park")
+        def park(order):
+            settings.note("park")
+            kill()
+
+
+def add_followers(shop: Shop) -> None:
+    note = shop.settings.note
+    plain = {"broker": shop.broker, "queue_name": shop.settings.queue}
+
+    @dramatiq.actor(store_results=True, **plain)
+    def ended(value):
+        note(f"ended {value}")
+        return value
+
+    @dramatiq.actor(**plain)
+    def tail(value):
+        note(f"tail {value}")
+
+    @dramatiq.actor(**plain)
+    def failed(message, error):
+        note(f"failed {message['message_id']} {error['type']}")
+
+    @dramatiq.actor(**plain)
+    def grouped(order):
+        note(f"grouped {order}")
+
+
+def add_transactional(shop: Shop) -> None:
+    settings = shop.settings
+    insert = sa.text(f"INSERT INTO {settings.table}_effects (id) VALUES (:id)")
+
+    @shop.declare()
+    def book(order: str, session: Session, *, dies: bool = False) -> str:
+        session.execute(insert, {"id": order})
+        settings.note(f"book {order}")
+        if dies and settings.first("died"):
+            kill()
+        return order
+
+    @shop.declare()
+    def rebook(order: str, session: Session) -> int:
+        session.execute(insert, {"id": order})
+        if not retries():
+            raise dramatiq.Retry(delay=1)
+        return retries()
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[Shop]:
+    made = Shop(settings)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextmanager
+def worker(settings: Settings, dies: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """The command `dramatiq`: a process with four threads, and its parent. Both end when the process is killed."""
+    words = ["tests.adapters.dramatiq_plugin.app:broker", "--processes=1", "--threads=4"]
+    words += ["--worker-shutdown-timeout=3000"]
+    environ = {**os.environ, SETTINGS: json.dumps(asdict(settings)), "DIES": dies}
+    process = subprocess.Popen([sys.executable, "-m", "dramatiq", *words], cwd=ROOT, env=environ)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
