@@ -44,7 +44,7 @@ EXCUSE: Final = re.compile(r"^Long because .{10,}?\.$", re.MULTILINE | re.DOTALL
 # Packages of adapters/ that are no broker: they bring messages in other ways.
 NO_BROKERS: Final = {"spark"}
 # Each has one file in adapters/, with its name.
-FRAMEWORKS: Final = {"celery", "dramatiq", "faststream", "mcp"}
+FRAMEWORKS: Final = {"celery", "dramatiq", "faststream", "mcp", "taskiq"}
 # Packages beside those of servers, for all of them.
 SHARED: Final = {"batching"}
 DRIVERS: Final = {

@@ -1,0 +1,1 @@
+"""Tasks of taskiq that are protected, in real workers."""
