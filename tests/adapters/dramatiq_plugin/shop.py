@@ -30,7 +30,7 @@ from tests.adapters.rabbitmq.rabbit import Rabbit
 from tests.project.house import ROOT
 
 SETTINGS = "TEST_SHOP"
-DEADLINE_S = 40
+DEADLINE_S = 100
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from idempotent.checkers import RedisChecker, SqlChecker, TransactionalSqlChecke
 from tests.project.house import ROOT
 
 SETTINGS = "TEST_SHOP"
-DEADLINE_S = 40
+DEADLINE_S = 100
 
 
 @dataclass(frozen=True)
