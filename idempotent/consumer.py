@@ -147,7 +147,8 @@ class AnyConsumer:
         """
         self.check_options(checker)
         first = self._binding is None or self._binding.checker is not checker
-        if first and isinstance(checker, TransactionHooks) and not self.handler.session_type:
+        lends = isinstance(checker, TransactionHooks) and checker.lends
+        if first and lends and not self.handler.session_type:
             log.warning(
                 "handler_outside_transaction",
                 extra={
@@ -171,7 +172,7 @@ class AnyConsumer:
         transactional = isinstance(checker, TransactionHooks)
         kind = type(checker).__name__
         if isinstance(checker, TransactionHooks) and checker.is_async is not self.handler.is_async:
-            raise ConfigurationError(_wrong_engine(self.handler, kind))
+            raise ConfigurationError(_wrong_engine(self.handler, checker))
         if self.handler.session_type:
             _demand_session(checker, self.handler.session_type, self.handler.name)
         if transactional and self.options.on_store_error is OnStoreError.PROCESS:
@@ -367,12 +368,10 @@ def _demand_session(checker: AbstractIdempotentChecker, session: type, who: str)
     checker.check_argument(session)
 
 
-def _wrong_engine(handler: Handler, kind: str) -> str:
+def _wrong_engine(handler: Handler, checker: TransactionHooks) -> str:
+    kind = type(checker).__name__
     if handler.is_async:
-        return (
-            f"{handler.name} is an `async def`, but the {kind} has a synchronous engine: give it "
-            "create_async_engine('postgresql+psycopg://...'), or write a plain `def`"
-        )
+        return f"{handler.name} is an `async def`, but the {kind} {checker.no_async}"
     return (
         f"{handler.name} is a plain `def`, but the {kind} has an AsyncEngine: give it create_engine(...), or write an "
         "`async def`"

@@ -19,6 +19,13 @@ class TransactionHooks(ABC):
 
     isolates: bool = False
     """Whether the effect of one handler of an atomic group can be rolled back without the others."""
+    lends: bool = True
+    """Whether a handler writes in the transaction by a session or connection that it takes; else it has it anyway."""
+    no_async: str = (
+        "has a synchronous engine: give it create_async_engine('postgresql+psycopg://...'), or write a plain "
+        "`def`"
+    )
+    """Why it has no `async def` handlers, if it has none, and what to do."""
 
     @property
     def is_async(self) -> bool:

@@ -1,0 +1,1 @@
+"""The tables of keys, as migrations of Django."""

@@ -1,0 +1,1 @@
+"""The plug-in of Django, on real databases and with real processes."""

@@ -1,0 +1,1 @@
+"""An application of Django: a table of effects, and views that write into it."""
