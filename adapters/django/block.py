@@ -10,7 +10,7 @@ from typing import Any, Final
 from django.db import transaction
 
 from idempotent.adapters.django.database import Database
-from idempotent.errors import StoreError, TransactionEscapedError
+from idempotent.errors import ConfigurationError, StoreError, TransactionEscapedError
 from idempotent.stores.sql.cursor import DriverConnection
 
 
@@ -42,6 +42,10 @@ class Block:
             if connection.in_atomic_block and connection.needs_rollback:
                 raise StoreError(
                     "an error has broken the open atomic(): no key can be claimed in it. Let its exception pass"
+                )
+            if self.joins and not connection.in_atomic_block and connection.vendor == "sqlite":
+                raise ConfigurationError(
+                    "without autocommit, SQLite has no transaction that the key could be in: use atomic()"
                 )
             self._atomic = transaction.atomic(database.using)
             self._atomic.__enter__()

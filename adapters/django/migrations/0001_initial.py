@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from django.db import migrations, router
+from django.db import migrations, models, router
 from django.db.migrations.operations.base import Operation
 from sqlalchemy import Table
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement, DropTable
@@ -22,7 +22,7 @@ class CreateKeyTables(Operation):  # type: ignore[misc] # Django ships no types
     reversible = True
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """No models."""
+        """Those are made beside it."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, *_: Any) -> None:
         """Create them."""
@@ -47,16 +47,19 @@ def _tables() -> list[Table]:
 
 
 def _creating(connection: Any) -> Iterator[DDLElement | str]:
-    look = connection.introspection
+    look, is_mysql = connection.introspection, connection.vendor == "mysql"
     with connection.cursor() as cursor:
         there = look.table_names(cursor)
         for table in _tables():
-            known = look.get_constraints(cursor, table.name) if table.name in there else {}
             if table.name not in there:
                 yield CreateTable(table)
                 if connection.vendor == "postgresql" and table.info:
                     yield f'ALTER TABLE "{table.name}" SET (fillfactor = {table.info["fillfactor"]})'
-            yield from (CreateIndex(index) for index in table.indexes if index.name not in known)
+            # MySQL has no IF NOT EXISTS for them.
+            known = look.get_constraints(cursor, table.name) if is_mysql and table.name in there else {}
+            for index in table.indexes:
+                if index.name not in known:
+                    yield CreateIndex(index, if_not_exists=not is_mysql)
 
 
 def _execute(schema_editor: Any, statement: DDLElement | str) -> None:
@@ -65,9 +68,41 @@ def _execute(schema_editor: Any, statement: DDLElement | str) -> None:
     schema_editor.execute(text, params=None)
 
 
+_STATE: Final = [
+    migrations.CreateModel(
+        "Key",
+        [
+            ("key_hash", models.BinaryField(primary_key=True, serialize=False)),
+            ("k", models.CharField(max_length=255)),
+            ("status", models.SmallIntegerField()),
+            ("owner", models.BinaryField()),
+            ("fence", models.BigIntegerField()),
+            ("lease_until", models.BigIntegerField(null=True)),
+            ("fingerprint", models.BinaryField(null=True)),
+            ("result", models.BinaryField(null=True)),
+            ("update_at", models.BigIntegerField()),
+            ("expires_at", models.BigIntegerField()),
+        ],
+        {"db_table": "deduplicate_tbl", "default_permissions": ()},
+    ),
+    migrations.CreateModel(
+        "Failure",
+        [
+            ("key_hash", models.BinaryField(primary_key=True, serialize=False)),
+            ("k", models.CharField(max_length=255)),
+            ("attempts", models.IntegerField()),
+            ("last_error", models.CharField(max_length=1000)),
+            ("update_at", models.BigIntegerField()),
+            ("expires_at", models.BigIntegerField()),
+        ],
+        {"db_table": "deduplicate_tbl_failures", "default_permissions": ()},
+    ),
+]
+
+
 class Migration(migrations.Migration):  # type: ignore[misc] # Django ships no types
     """The first one."""
 
     initial: Final = True
     dependencies: Final[list[tuple[str, str]]] = []
-    operations: Final = [CreateKeyTables()]
+    operations: Final = [migrations.SeparateDatabaseAndState([CreateKeyTables()], _STATE)]

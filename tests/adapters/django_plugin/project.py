@@ -99,3 +99,17 @@ def connections_closed() -> Iterator[None]:
         for raw in made:
             with suppress(Exception):
                 raw.close()
+
+
+def write(alias: str, name: str) -> None:
+    """Let an effect happen."""
+    from tests.adapters.django_plugin.shop.models import Effect
+
+    Effect.objects.using(alias).create(name=name)
+
+
+def effects(alias: str) -> list[str]:
+    """What happened, as this thread's connection sees it."""
+    from tests.adapters.django_plugin.shop.models import Effect
+
+    return list(Effect.objects.using(alias).order_by("id").values_list("name", flat=True))
