@@ -20,6 +20,7 @@ from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlKeyAdmin
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.claims import (
+    UNBOUNDED,
     Claim,
     ClaimRequest,
     Completion,
@@ -239,11 +240,14 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
         """
         try:
             block.commit()
-        except Exception as error:
+        except BaseException as error:
             if block.joins:
                 raise
+            if not isinstance(error, Exception):
+                block.drop_connection()
+                raise
             if block.is_committed:
-                log.warning("after_commit_failed", extra={"error": explained(error)}, exc_info=error)
+                log.warning("after_commit_failed", extra={"error": explained(error)})
                 return
             fault = self._database.fault(error)
             if fault in _NOT_COMMITTED:
@@ -299,8 +303,11 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
         if claim.key is NO_KEY or block.is_committed:
             return Released(owned=True)
         if block.joins:
-            if failure is None or self._database.connection.needs_rollback:
-                return Released(owned=True)  # the outer atomic() would take back what is written now
+            counts = failure is not None and (
+                failure.fatal or failure.max_attempts != UNBOUNDED or failure.backoff is not None
+            )
+            if failure is None or not counts or self._database.connection.needs_rollback:
+                return Released(owned=True)  # nothing depends on it, or the outer atomic() would take it back
             return self._count(claim, failure)
         try:
             escaped = self._stored([claim])

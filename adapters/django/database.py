@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import Error, connections, transaction
@@ -25,7 +26,8 @@ T = TypeVar("T")
 
 _DRIVERS: Final = {"postgresql": "psycopg", "mysql": "pymysql", "sqlite": "sqlite3"}
 _SCHEMES: Final = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
-_OURS: Final = "idempotent_driver"
+# By Django's connection. SQLite refuses to define the clock a second time, while a statement is read.
+_drivers: Final[WeakKeyDictionary[Any, DriverConnection]] = WeakKeyDictionary()
 _INSTEAD: Final = {
     "postgresql": "install psycopg 3, which Django prefers to psycopg2",
     "mysql": "call pymysql.install_as_MySQLdb() in the settings, before Django loads its backend",
@@ -92,7 +94,7 @@ class Database:
             ConfigurationError: the driver is not supported.
         """
         connection = self.connection
-        known: DriverConnection | None = getattr(connection, _OURS, None)
+        known = _drivers.get(connection)
         if known is not None and known.raw is connection.connection:
             return known
         raw = connection.connection
@@ -101,7 +103,7 @@ class Database:
             raise self._other_driver(connection.vendor)
         self.dialect.prepare(raw)
         driver = DriverConnection(raw)
-        setattr(connection, _OURS, driver)
+        _drivers[connection] = driver
         return driver
 
     def _other_driver(self, vendor: str) -> ConfigurationError:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, Final, cast
+from weakref import WeakSet
 
 from django.conf import settings
 from django.db import connections, transaction
@@ -39,7 +40,6 @@ from idempotent.registry import default_registry
 
 SETTING: Final = "IDEMPOTENCY"
 _HEADER: Final = "HTTP_IDEMPOTENCY_KEY"
-_RAISED: Final = "_idempotent_view_raised"
 _FIRST_ERROR: Final = 400
 
 
@@ -90,6 +90,7 @@ class IdempotencyKeyMiddleware:
         except TypeError as error:
             raise ConfigurationError(f"{SETTING} in the settings: {error}") from error
         self._get_response = get_response
+        self._raised: WeakSet[Any] = WeakSet()
         self._owner_of: Callable[[Any], str] = scope
         self._checker: AbstractIdempotentChecker = (
             checker_from_url(checker) if isinstance(checker, str) else checker or DjangoChecker()
@@ -131,7 +132,7 @@ class IdempotencyKeyMiddleware:
     def process_exception(self, request: Any, exception: Exception) -> None:
         """Note that the view raised: Django makes an answer of it, which is not stored."""
         del exception
-        setattr(request, _RAISED, True)
+        self._raised.add(request)
 
     def _protected(self, request: Any, key: str) -> Any:
         query = request.META.get("QUERY_STRING", "").encode("latin-1", "replace")
@@ -177,7 +178,7 @@ class IdempotencyKeyMiddleware:
         """
         status = response.status_code
         # `exception`: Django REST framework made the answer of what the view raised.
-        if getattr(request, _RAISED, False) or getattr(response, "exception", False):
+        if request in self._raised or getattr(response, "exception", False):
             raise NotStoredError(f"the view raised: {status}")
         if not self._rules.stores(status) or (status < _FIRST_ERROR and self._is_to_roll_back()):
             raise NotStoredError(f"the answer is {status}")
