@@ -180,7 +180,8 @@ class IdempotencyKeyMiddleware:
         # `exception`: Django REST framework made the answer of what the view raised.
         if request in self._raised or getattr(response, "exception", False):
             raise NotStoredError(f"the view raised: {status}")
-        if not self._rules.stores(status) or (status < _FIRST_ERROR and self._is_to_roll_back()):
+        stores = self._rules.stores(status, retry_after=response.has_header("Retry-After"))
+        if not stores or (status < _FIRST_ERROR and self._is_to_roll_back()):
             raise NotStoredError(f"the answer is {status}")
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.items()]
         return Answer(status, kept(headers), self._body_of(response))

@@ -2906,8 +2906,8 @@ FAULTS: Final = (
     Fault(
         "http: what an endpoint wrote before it raised commits",
         "adapters/asgi_request.py",
-        "if self.is_undone or not self._settings.stores(self._status):",
-        "if not self._settings.stores(self._status):",
+        "if self.is_undone or not self._settings.rules.stores(",
+        "if not self._settings.rules.stores(",
         "tests/adapters/asgi/test_sessions.py -k commits_with_its_answer",
     ),
 )

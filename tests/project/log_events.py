@@ -78,17 +78,17 @@ def _defined(trees: Iterable[ast.Module]) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
 
 
-def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """The outermost functions, so that each call is seen once."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node
         else:
             yield from _functions(node)
 
 
 def _names(
-    extra: ast.expr, function: ast.FunctionDef, defined: Mapping[str, ast.FunctionDef]
+    extra: ast.expr, function: ast.FunctionDef | ast.AsyncFunctionDef, defined: Mapping[str, ast.FunctionDef]
 ) -> frozenset[str]:
     """The keys of a dict: a literal, a variable of this function, or what a function of the product returns."""
     match extra:

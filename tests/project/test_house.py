@@ -42,7 +42,9 @@ FLAT: Final = {"docs", "docs/decisions"}
 # A sentence of this form in a module's docstring lets the file be longer.
 EXCUSE: Final = re.compile(r"^Long because .{10,}?\.$", re.MULTILINE | re.DOTALL)
 # Packages of adapters/ that are no broker: they bring messages in other ways.
-FRAMEWORKS: Final = {"celery", "django", "dramatiq", "faststream", "mcp", "spark", "taskiq"}
+NO_BROKERS: Final = {"django", "spark"}
+# Each has one file in adapters/, with its name, or a package if the framework looks for modules in it.
+FRAMEWORKS: Final = {"celery", "django", "dramatiq", "faststream", "mcp", "taskiq"}
 # Packages beside those of servers, for all of them.
 SHARED: Final = {"batching"}
 DRIVERS: Final = {

@@ -183,7 +183,10 @@ def is_not_stored(caller: Caller) -> Any:
         assert caller.post(str(status)).status_code == status
         assert caller.post(str(status)).status_code == status
     assert (len(orders.charged), caller.effects()) == (2 * len(FREE), 0)
-    orders.status = 200
+    orders.status, orders.headers = 409, {"Retry-After": "1"}  # as of another request that runs
+    assert [caller.post("told").status_code for _ in range(2)] == [409, 409]
+    assert (len(orders.charged), caller.effects()) == (2 * len(FREE) + 2, 0)
+    orders.status, orders.headers = 200, {}
     for error, status in ((ZeroDivisionError(), 500), (Http404(), 404), (PermissionDenied(), 403)):
         orders.error = error
         assert caller.post("raised").status_code == status
@@ -240,7 +243,7 @@ ROWS: dict[str, tuple[str, Callable[[Caller], Any]]] = {
         runs_now_and_is_waited_for,
     ),
     "differs from the first with its key in method, path, query or body": ("422 `other-request`", differs),
-    "is the copy of one that was answered with 401, 403, 408, 425, 429 or 5xx, or whose view raised": (
+    "is the copy of one that was answered with 401, 403, 408, 425, 429, 5xx or an error with `Retry-After`, or whose view raised": (  # noqa: E501
         "runs again; what the first wrote was rolled back",
         is_not_stored,
     ),
