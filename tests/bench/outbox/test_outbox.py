@@ -38,7 +38,8 @@ def test_each_target_has_a_figure(where: str, server: str, request: pytest.Fixtu
 @pytest.mark.slow
 @pytest.mark.parametrize("broker", ["RabbitMQ", "Kafka"])
 def test_our_relay_is_measured_against_the_peers(broker: str, private_postgres) -> None:
-    pytest.importorskip("faststream_outbox", reason="`make bench` installs what is measured against")
+    for library in ("faststream_outbox", "aiokafka"):
+        pytest.importorskip(library, reason="`make bench` installs what is measured against")
     absent = missing(broker)
     if absent is not None:
         pytest.skip(absent)
