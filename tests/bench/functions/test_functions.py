@@ -7,6 +7,7 @@ from tests.bench.contest import contest
 from tests.bench.functions import contenders as functions
 
 
+@pytest.mark.slow
 def test_functions_and_consumers_get_through_their_messages() -> None:
     figures = contest(functions.functions("here", MemoryChecker), rounds=1, seconds=0.0)
     assert {figure.who for figure in figures} == {functions.FUNCTION, functions.CONSUMER}
