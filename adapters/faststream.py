@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import math
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
@@ -118,8 +119,9 @@ class IdempotentMiddleware:
         key: a function, or an `async def`, of FastStream's message that returns what identifies it, as str, bytes, int
             or UUID; None: `message_id`.
         codec: stores what handlers return; None: the body as FastStream sends it.
-        hold_s: seconds for which a message whose key is in use is held, before it is returned to the broker; at least a
-            quarter of one. It must be delivered fewer times within `lease_s` of the checker than a queue allows.
+        hold_s: seconds for which a message whose key is in use is held, before it is returned to RabbitMQ; at least a
+            quarter of one. It must be delivered fewer times within `lease_s` of the checker than a queue allows. On
+            Kafka it is held until the key is free.
         on_expired_lease: what to do if the process died in the handler, with a checker whose effects do not commit with
             the key: see `@consumer`.
 
@@ -233,6 +235,14 @@ class _Route:
             return self._subscriber.queue.add_prefix(self._config.prefix).name, None
         return raw.topic(), self._subscriber.group_id
 
+    def hold_s(self, given_s: float) -> float:
+        """How long a message is held whose key is in use, in seconds.
+
+        Kafka takes no message back: FastStream seeks to it, and the next acknowledgement of another partition commits
+        past it, so that a restart would lose it.
+        """
+        return math.inf if self._library == "confluent" else given_s
+
     @property
     def _library(self) -> str | None:
         """`rabbit` or `confluent`; None: another one."""
@@ -315,7 +325,7 @@ class _Delivery(BaseMiddleware[Any, Any]):
             _reject(consumer, None, f"key= raised {described(error)}", error)
         run = _Run(self._middleware, consumer, route, partial(call_next, msg), msg)
         try:
-            result = await self._result_of(consumer, message, run)
+            result = await self._result_of(consumer, message, run, route.hold_s(self._middleware.hold_s))
         except _Answered as answered:
             if answered.refusal is not None:
                 _reject(consumer, message, answered.refusal, answered.answer)
@@ -326,11 +336,11 @@ class _Delivery(BaseMiddleware[Any, Any]):
         self._token = None if known is None else known.token
         return self._answer(consumer, message, result, run)
 
-    async def _result_of(self, consumer: AsyncConsumer, message: Message, run: _Run) -> Result:
+    async def _result_of(self, consumer: AsyncConsumer, message: Message, run: _Run, hold_s: float) -> Result:
         """The result of a message, which is held while another worker has its key."""
         kind = self._middleware.session_type
         result = await consumer.process(message, call=run, session=kind)
-        for pause_s in pauses(self._middleware.hold_s):
+        for pause_s in pauses(hold_s):
             if result.outcome not in _AGAIN:
                 break
             await asyncio.sleep(pause_s)

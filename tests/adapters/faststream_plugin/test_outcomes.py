@@ -172,7 +172,12 @@ def test_a_duplicate_without_an_output_is_acknowledged(rabbit, app, order):
     assert not seen(rabbit, app, "dead", order)
 
 
-@row(("in use: another worker handles it", "held for up to `hold_s`, then returned to the broker"))
+@row(
+    (
+        "in use: another worker handles it",
+        "held for up to `hold_s`, then returned to RabbitMQ; on Kafka held until the key is free",
+    )
+)
 def test_a_message_whose_key_is_in_use_comes_again(rabbit, app, order):
     with held(app, "book", order):
         send(rabbit, app, "book", {"order": order}, order)
