@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.codecs import Codec
 from idempotent.errors import (
+    ConfigurationError,
     DeadKeyError,
     FingerprintMismatchError,
     IdempotentError,
@@ -43,9 +44,20 @@ _WAIT_S: Final = 10.0
 
 
 def client() -> str | None:
-    """The default of `scope=`: client, issuer and subject of the access token; None: the caller has no token."""
+    """The default of `scope=`: client, issuer and subject of the access token; None: the caller has no token.
+
+    Raises:
+        ConfigurationError: the token names no subject, so all users of one client would share their keys.
+    """
     token = get_access_token()
-    return None if token is None else json.dumps(principal_components(token), separators=(",", ":"))
+    if token is None:
+        return None
+    if token.subject is None:
+        raise ConfigurationError(
+            "the access token has no subject, so nobody knows whose key it is: let the TokenVerifier set "
+            "AccessToken.subject, or give idempotent_tool(scope=...), such as a function that returns its client_id"
+        )
+    return json.dumps(principal_components(token), separators=(",", ":"))
 
 
 def idempotent_tool(
