@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Final, Literal, TypeAlias
+from uuid import UUID
 
 from idempotent.errors import ConfigurationError
+from idempotent.keys import id_of
 from idempotent.outcomes import Outcome, Result
 from idempotent.validation import seconds, whole
 
@@ -81,15 +83,16 @@ def key_in(values: Sequence[bytes]) -> str | None:
     return text
 
 
-def id_of_key(owner: str | bytes, key: str) -> str:
+def id_of_key(owner: str | bytes | int | UUID, key: str) -> str:
     """What a key is stored under: a hash, so that no log, table or command shows the key or its owner.
 
     Args:
         owner: the user that it belongs to, as `scope=` of the middleware returns it.
         key: the key, without quotes.
     """
+    named = id_of(owner, "what scope returns")
     return _digest(
-        owner if isinstance(owner, bytes) else owner.encode("utf-8", "surrogatepass"), key.encode()
+        named if isinstance(named, bytes) else named.encode("utf-8", "surrogatepass"), key.encode()
     )
 
 

@@ -30,7 +30,7 @@ from idempotent.adapters.idempotency_key import (
 from idempotent.checkers import checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.consumer import Consumer
-from idempotent.errors import ConfigurationError, DoomedTransactionError
+from idempotent.errors import ConfigurationError, DoomedTransactionError, TransactionEscapedError
 from idempotent.function import body_of, pauses
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
@@ -89,12 +89,17 @@ class IdempotencyKeyMiddleware:
             self._rules = Rules(**options)
         except TypeError as error:
             raise ConfigurationError(f"{SETTING} in the settings: {error}") from error
-        self._get_response = get_response
-        self._raised: WeakSet[Any] = WeakSet()
-        self._owner_of: Callable[[Any], str] = scope
         self._checker: AbstractIdempotentChecker = (
             checker_from_url(checker) if isinstance(checker, str) else checker or DjangoChecker()
         )
+        database = self._checker.using if isinstance(self._checker, DjangoChecker) else None
+        if database is not None and not connections[database].settings_dict["AUTOCOMMIT"]:
+            raise ConfigurationError(
+                f"DATABASES[{database!r}] has AUTOCOMMIT=False, so nobody commits what a request writes; remove it"
+            )
+        self._get_response = get_response
+        self._raised: WeakSet[Any] = WeakSet()
+        self._owner_of: Callable[[Any], str] = scope
         self._consumer = cast(
             "Consumer[Any]",
             default_registry.consumer(
@@ -180,9 +185,13 @@ class IdempotencyKeyMiddleware:
         # `exception`: Django REST framework made the answer of what the view raised.
         if request in self._raised or getattr(response, "exception", False):
             raise NotStoredError(f"the view raised: {status}")
-        stores = self._rules.stores(status, retry_after=response.has_header("Retry-After"))
-        if not stores or (status < _FIRST_ERROR and self._is_to_roll_back()):
+        if not self._rules.stores(status, retry_after=response.has_header("Retry-After")):
             raise NotStoredError(f"the answer is {status}")
+        if status < _FIRST_ERROR and self._is_to_roll_back():
+            raise TransactionEscapedError(
+                f"a view answered {status}, and its transaction can only be rolled back: it closed the connection, "
+                "called set_rollback(True), or went on after an error of the database"
+            )
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.items()]
         return Answer(status, kept(headers), self._body_of(response))
 
