@@ -311,8 +311,14 @@ def _of_model(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if dump is None:
         raise TypeError(f"a {type(value).__name__} is not of the annotated type")
-    return dump(mode="json")
+    return dump(mode="json", by_alias=False)
 
 
 def _to_model(kind: Any, value: Any) -> Any:
-    return kind.model_validate(value)
+    # By the names of the fields, as it was written. pydantic before 2.11 has no such option.
+    names = {"by_alias": False, "by_name": True} if "by_name" in _options_of(kind) else {}
+    return kind.model_validate(value, **names)
+
+
+def _options_of(kind: Any) -> Any:
+    return inspect.signature(kind.model_validate).parameters

@@ -51,4 +51,5 @@ def settle(result: Result, channel: Any, method: Any) -> None:
 
         connection = channel.connection
         clock = connection if hasattr(connection, "call_later") else connection.ioloop
-        clock.call_later(result.retry_after_s or _PAUSE_S, give_back)
+        if channel.is_open:  # the clock of a connection that has closed raises a ValueError
+            clock.call_later(result.retry_after_s or _PAUSE_S, give_back)

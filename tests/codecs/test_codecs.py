@@ -95,6 +95,11 @@ class Secretive(pydantic.BaseModel, extra="allow"):
         return self
 
 
+class Aliased(pydantic.BaseModel):
+    cents: int = pydantic.Field(alias="amountCents")
+    inner: Model | None = pydantic.Field(default=None, serialization_alias="inside")
+
+
 class Shape(typing.TypedDict):
     sides: int
 
@@ -129,6 +134,8 @@ EXACT: list[tuple[Any, Any]] = [
     (Loose, Loose({"a": [1, None, {"b": 1.5}]})),
     (Secretive, Secretive(name="x", more=[1])),  # type: ignore[call-arg]
     (str, "\N{GRINNING FACE}"),
+    (Aliased, Aliased(amountCents=5, inner=Model(name="b", at=NOW))),
+    (list[Aliased], [Aliased(amountCents=5)]),
 ]
 
 

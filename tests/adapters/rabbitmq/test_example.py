@@ -39,4 +39,6 @@ def test_the_example_books_each_payment_once_and_stops_when_told(rabbit, tmp_pat
     assert sorted(lines) == ["booked 1999 cents for alice\n", "booked 5 cents for bob\n"]
     assert "WorkerSummary" in rest
     assert "booked" not in rest
-    assert rabbit.depth(queue) <= 1  # a copy that came while the first ran is held, and given back at the stop
+    assert (
+        rabbit.depth(queue) <= 1
+    )  # a copy that came while the first ran is held, and given back at the stop
