@@ -2885,8 +2885,8 @@ FAULTS: Final = (
     Fault(
         "http: a key belongs to all users",
         "adapters/idempotency_key.py",
-        "        owner if isinstance(owner, bytes)",
-        "        b'' if owner or isinstance(owner, bytes)",
+        "        named if isinstance(named, bytes)",
+        "        b'' if named or isinstance(named, bytes)",
         "tests/adapters/asgi/test_matrix.py -k memory-async-is_new",
     ),
     Fault(
