@@ -175,8 +175,12 @@ class ClaimProtocol:
             raise
 
     def abandon(self, claim: Claim) -> None:
-        """Neither complete nor release the key: let its lease end, or its transaction roll back."""
-        self._keeper.drop([claim])
+        """Neither complete nor release the key: let its lease end, or its transaction roll back.
+
+        One whose completion or release waits to be recorded is kept.
+        """
+        if claim not in self._owed.claims:
+            self._keeper.drop([claim])
         if claim.transaction is not None:
             claim.transaction.close()
 

@@ -223,10 +223,12 @@ class GroupRun:
             return True
         kept: Sequence[bool] = [True] * len(ran)
         error: Exception | None = None
+        completions = [Completion(member.claim) for member in ran]
         try:
-            kept = yield STORE, self._binding.protocol.complete_many, (self._completions(ran),)
-        except Exception as raised:
-            error = yield from not_recorded(self._binding, self._completions(ran), raised)
+            completions = self._completions(ran)
+            kept = yield STORE, self._binding.protocol.complete_many, (completions,)
+        except BaseException as raised:
+            error = yield from not_recorded(self._binding, completions, raised)
         if isinstance(error, StoreError):
             self._binding.observers.count(self._binding.name, Event.COMPLETION_NOT_RECORDED, len(ran))
             for member in ran:

@@ -50,19 +50,23 @@ def failed(
 
 
 def not_recorded(
-    binding: Binding, completions: Sequence[Completion], error: Exception
+    binding: Binding, completions: Sequence[Completion], raised: BaseException
 ) -> Life[Exception | None]:
     """What an exception of a completion means. None: it was recorded all the same; a StoreError: that is unknown.
 
-    The handler of a signal, such as that of a time limit, may raise anywhere.
+    The handler of a signal, such as that of a time limit, may raise anywhere. What is no Exception is raised again.
     """
-    if isinstance(error, (StoreError, DoomedTransactionError)):
-        return error
+    if isinstance(raised, (StoreError, DoomedTransactionError)):
+        return raised
+    error: Exception | None = None
+    recorded = False
     try:
         recorded = yield STORE, binding.transactions.committed, (completions,)
     except StoreError as unknown:
-        return unknown
-    return None if recorded else error
+        error = unknown
+    if not isinstance(raised, Exception):
+        raise raised
+    return error if error or recorded else raised
 
 
 def unavailable(error: BaseException | None) -> Result:

@@ -105,10 +105,12 @@ def _process(
             value = yield binding.runs, binding.calls.one, (claim, message)
         except BaseException as error:
             return (yield from _Run(binding, message, request, claim).handler_raised(error))
+        stored: bytes | None = None
         try:
-            owned = yield COMPLETE, binding.lone.complete, (claim, binding.encode(value, message))
-        except Exception as error:
-            return (yield from _Run(binding, message, request, claim).not_recorded(value, error))
+            stored = binding.encode(value, message)
+            owned = yield COMPLETE, binding.lone.complete, (claim, stored)
+        except BaseException as error:
+            return (yield from _Run(binding, message, request, claim).not_recorded(value, stored, error))
     except DoomedTransactionError as error:
         binding.transaction_undone((message,), error)
         doomed = error
@@ -286,10 +288,9 @@ class _Run:
             raise DoomedTransactionError(f"the database undid the transaction: {error}") from error
         return (yield from self._failed(error))
 
-    def not_recorded(self, value: Any, raised: Exception) -> Life[Result]:
-        """The result of a handler that returned, and whose completion raised."""
-        completion = Completion(self.claim, self.binding.encode(value, self.message))
-        error = yield from not_recorded(self.binding, (completion,), raised)
+    def not_recorded(self, value: Any, stored: bytes | None, raised: BaseException) -> Life[Result]:
+        """The result of a handler that returned, and whose completion raised, or was interrupted."""
+        error = yield from not_recorded(self.binding, (Completion(self.claim, stored),), raised)
         if error is None:
             return processed(value)
         if isinstance(error, DoomedTransactionError):

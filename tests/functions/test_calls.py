@@ -198,6 +198,37 @@ def test_a_completion_without_an_answer_is_an_error_and_no_second_run(kind: Kind
     assert ran == ["a"]
 
 
+class Limit(BaseException):
+    """As a framework raises in the thread of a task that takes too long."""
+
+
+class Interrupted:
+    name = "interrupted/1"
+
+    def encode(self, value: object) -> bytes:
+        raise Limit
+
+    def decode(self, data: bytes) -> object:
+        raise AssertionError("nothing was stored")
+
+
+def test_what_interrupts_a_call_after_its_function_has_returned_repeats_no_effect(kind: Kind) -> None:
+    if kind.is_transactional:
+        pytest.skip("its effect is rolled back")
+    ran = []
+
+    def charge(order: str) -> str:
+        ran.append(order)
+        return order
+
+    call = kind.protected(charge, codec=Interrupted(), wait_s=60)
+    with pytest.raises(Limit):
+        call("a")
+    with pytest.raises(ResultNotStoredError):
+        call("a")
+    assert ran == ["a"]
+
+
 def test_calls_that_meet_at_a_key_that_is_done_all_have_its_result(kind: Kind) -> None:
     if kind.is_async:
         pytest.skip("here each call has a loop of its own, and connects anew")

@@ -139,6 +139,57 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(names, kind, batch, is_asyn
     assert nth > 50
 
 
+class Limit(BaseException):
+    """As a framework raises in the thread of a task that takes too long. No Exception, so nothing catches it."""
+
+
+class Limited(MemoryChecker):
+    """The first completion is struck by a time limit, before the store has recorded it, or after."""
+
+    def __init__(self, *, after: bool) -> None:
+        super().__init__(lease_s=30.0)
+        self.after = after
+        self.struck = False
+
+    def _complete(self, completion):
+        return self._complete_many([completion])[0]
+
+    def _complete_many(self, completions):
+        if not self.struck and not self.after:
+            self.struck = True
+            raise Limit
+        owned = [super(Limited, self)._complete(each) for each in completions]
+        if not self.struck:
+            self.struck = True
+            raise Limit
+        return owned
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["not recorded", "recorded"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("names", [["a"], ["a", "b", "c"]], ids=["single", "group"])
+def test_what_interrupts_a_completion_repeats_no_effect(names, is_async, after):
+    checker = Limited(after=after)
+    ran = []
+    make = Registry().consumer("orders", checker=checker)
+    messages = [Message("orders", id=name) for name in names]
+    if is_async:
+
+        @make
+        async def handle(message):
+            ran.append(message.id)
+
+        process = lambda: asyncio.run(handle.process_many(messages))  # noqa: E731
+    else:
+        handle = make(lambda message: ran.append(message.id))
+        process = partial(handle.process_many, messages)
+    with pytest.raises(Limit):
+        process()
+    assert {result.outcome for result in process()} == {Outcome.DUPLICATE}
+    assert ran == names
+    assert not checker.protocol._keeper._held
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a cursor that is freed
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]], ids=["single", "group"])
 @pytest.mark.parametrize("kind", ["sqlite", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ASYNC)])
