@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from idempotent.adapters.asgi_request import (
@@ -36,11 +37,12 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.consumer import AsyncConsumer
 from idempotent.errors import ConfigurationError, StoreError
-from idempotent.function import body_of, pauses
+from idempotent.function import body_of
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnExpiredLease
 from idempotent.processing.handler import Handler
+from idempotent.processing.holding import held_async
 from idempotent.processing.options import ExpiredLeasePolicy
 from idempotent.registry import default_registry
 
@@ -272,13 +274,8 @@ class IdempotencyKeyMiddleware:
             flight.changed.set()
             return await request.run(*given)
 
-        waits = pauses(self._rules.wait_s)
-        while True:
-            result = await self._consumer.process(message, call=run, session=self._settings.session_type)
-            pause_s = next(waits, None) if result.outcome is Outcome.IN_PROGRESS else None
-            if pause_s is None:
-                return result
-            await asyncio.sleep(pause_s)
+        process = partial(self._consumer.process, message, call=run, session=self._settings.session_type)
+        return await held_async(await process(), process, self._rules.wait_s)
 
     async def _result_of_copy(self, key: str, content: bytes) -> Result | None:
         """The result of a request whose key another request of this process has; None: no request has the key now.

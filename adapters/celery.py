@@ -5,21 +5,20 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
-from typing import Any, ClassVar, Final, Literal, NoReturn, cast
+from typing import Any, ClassVar, Literal, NoReturn
 
+from idempotent.adapters import plug_in
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.codecs import Codec, codec_for
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, MissingExtraError
-from idempotent.function import Id, error_of, key_of, value_of
+from idempotent.function import Id
 from idempotent.logs import EventLog
-from idempotent.message import Message
-from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnExpiredLease
-from idempotent.processing.handler import function_of
+from idempotent.processing.holding import HELD, retry_after_s
 from idempotent.processing.options import ExpiredLeasePolicy
-from idempotent.registry import default_registry
 
 try:
     from celery import Celery, Task
@@ -29,9 +28,7 @@ except ImportError as error:
 
 log = EventLog(__name__)
 
-# Who has the key may end at any moment: the rest of its lease says nothing about that.
-_LONGEST_COUNTDOWN_S: Final = 5.0
-_COUNTDOWN_S: Final = 1.0
+_LONGEST_COUNTDOWN_S = 5.0
 
 
 class IdempotentTask(Task):  # type: ignore[misc] # Celery ships no types
@@ -76,9 +73,8 @@ class IdempotentTask(Task):  # type: ignore[misc] # Celery ships no types
     acks_late = True
     reject_on_worker_lost = True
 
-    _consumer: ClassVar[Consumer[Any]]
-    _key: ClassVar[Callable[..., Id | None] | None]
-    _session: ClassVar[str | None]
+    _task: ClassVar[plug_in.Task]
+    _consumer: ClassVar[AnyConsumer]
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -93,60 +89,39 @@ class IdempotentTask(Task):  # type: ignore[misc] # Celery ships no types
             )
         # One that takes the task as `self` is a method.
         function = cls.run if isinstance(run, staticmethod) else MethodType(run, cls)
-        handler, session = function_of(function)
-        if handler.is_async:
+        task = cls._task = plug_in.Task(function, _given(cls, "key"), (TaskPredicate,))
+        if task.handler.is_async:
             raise ConfigurationError(
                 f"{cls.name} is an `async def`, which Celery does not run: write a `def`"
             )
-        # Given as an attribute of a class, a function would be a method.
-        key, expired = (_given(cls, name) for name in ("key", "on_expired_lease"))
-        made = default_registry.consumer(
+        task.declare(
             cls.name,
             checker=cls.checker,
             group=cls.group,
             codec=cls.codec or codec_for(_returning(function)),
-            max_attempts=None,
-            on_expired_lease=expired,
-            registered=False,
-        )(cast("Any", handler))
-        assert isinstance(made, Consumer)
-        signature = inspect.signature(function)
-        cls._consumer, cls._session = made, session
-        cls._key = None if key is None else staticmethod(key_of(key, signature, session))
-        if session is not None:
-            parameters = [each for each in signature.parameters.values() if each.name != session]
+            on_expired_lease=_given(cls, "on_expired_lease"),
+        )
+        cls._consumer = task.consumer
+        if task.session is not None:
             # When a task is sent, Celery checks its arguments against this signature.
-            cls.__header__ = staticmethod(signature.replace(parameters=parameters).bind)
+            cls.__header__ = staticmethod(task.signature.bind)
         if not (cls.acks_late and cls.reject_on_worker_lost):
             hint = "a task whose process dies is lost: leave acks_late and reject_on_worker_lost at True"
-            log.warning("task_acknowledged_early", extra={"consumer": made.name, "hint": hint})
+            log.warning("task_acknowledged_early", extra={"consumer": task.consumer.name, "hint": hint})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task once for its key, if a worker, `apply()` or `task_always_eager` calls it."""
         request, consumer = self.request, self._consumer
         if request.called_directly:
             return super().__call__(*args, **kwargs)
-        key = request.id if self._key is None else self._key(*args, **kwargs)
-        message = Message(self.name, id=key)
+        message = self._task.message(request.id, args, kwargs)
+        result = self._task.process(message, partial(self.run, *args, **kwargs))
+        if result.outcome in HELD and not request.is_eager:
+            self._send_again(consumer.error_of(message, result), retry_after_s(result, _LONGEST_COUNTDOWN_S))
+        return consumer.value_of(message, result)
 
-        def run(*session: Any) -> Any:
-            given = {} if self._session is None else {self._session: session[0]}
-            try:
-                return self.run(*args, **kwargs, **given)
-            except TaskPredicate as answer:
-                raise _Answered(answer) from None
-
-        try:
-            result = consumer.process(message, call=run, session=consumer.handler.session_type)
-        except _Answered as answered:
-            raise answered.answer from None
-        if not request.is_eager and result.outcome in (Outcome.IN_PROGRESS, Outcome.UNAVAILABLE):
-            self._send_again(str(error_of(consumer, message, result)), result)
-        return value_of(consumer, message, result)
-
-    def _send_again(self, why: str, result: Result) -> NoReturn:
+    def _send_again(self, why: BaseException, countdown_s: float) -> NoReturn:
         """Send the message of the task again, with a countdown and as many retries as it has had."""
-        countdown_s = min(result.retry_after_s or _COUNTDOWN_S, _LONGEST_COUNTDOWN_S)
         request = self.request
         again = self.signature_from_request(request, countdown=countdown_s, retries=request.retries)
         try:
@@ -156,7 +131,7 @@ class IdempotentTask(Task):  # type: ignore[misc] # Celery ships no types
             # that the broker does not deliver it again at once.
             time.sleep(countdown_s)
             raise Reject(error, requeue=True) from error
-        raise Ignore(why)
+        raise Ignore(str(why))
 
 
 def idempotent_task(
@@ -185,14 +160,6 @@ def idempotent_task(
         **{"base": IdempotentTask, **ours, "on_expired_lease": on_expired_lease, **options}
     )
     return made
-
-
-class _Answered(BaseException):
-    """The task answered Celery with Retry, Ignore or Reject: no failure, so its key is free, without an attempt."""
-
-    def __init__(self, answer: TaskPredicate) -> None:
-        super().__init__(answer)
-        self.answer: Final = answer
 
 
 def _given(cls: type, name: str) -> Any:

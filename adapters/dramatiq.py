@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, ParamSpec, TypeVar, cast
 
+from idempotent.adapters.plug_in import Task
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.codecs import Codec, codec_for
-from idempotent.consumer import Consumer
+from idempotent.codecs import Codec
 from idempotent.errors import (
     ConfigurationError,
     DeadKeyError,
@@ -20,13 +19,10 @@ from idempotent.errors import (
     ResultNotStoredError,
     described,
 )
-from idempotent.function import Id, error_of, key_of, value_of
+from idempotent.function import Id
 from idempotent.logs import EventLog
-from idempotent.message import Message
-from idempotent.outcomes import Outcome, Result
-from idempotent.processing.handler import function_of
+from idempotent.processing.holding import HELD, retry_after_s
 from idempotent.processing.options import ExpiredLeasePolicy
-from idempotent.registry import default_registry
 
 try:
     from dramatiq import Actor, Broker, MessageProxy, RateLimitExceeded, Retry, actor, get_broker
@@ -47,9 +43,7 @@ _DEMANDED: Final = frozenset({"checker", "group"})
 _OPTIONS: Final = frozenset({*_DEMANDED, "key", "codec", "on_expired_lease"})
 _FINAL: Final = (DeadKeyError, ResultNotStoredError, MissingKeyError)
 _ANSWERS: Final = (Retry, RateLimitExceeded, SkipMessage)
-# Who has the key may end at any moment: the rest of its lease says nothing about that.
 _LONGEST_DELAY_S: Final = 5.0
-_DELAY_S: Final = 1.0
 # The message whose actor runs here: the actor may call itself, or another one, as a function.
 _running: Final[ContextVar[object]] = ContextVar("idempotent_dramatiq_running", default=None)
 
@@ -105,22 +99,16 @@ class IdempotentActor(Actor[P, R]):
                 f"{actor_name}: idempotent= takes checker and group, and may take key, codec and on_expired_lease; "
                 f"it has {', '.join(sorted(given)) or 'nothing'}"
             )
-        handler, session = function_of(fn)
-        if handler.is_async and session is not None:
+        task = self._task = Task(fn, given.pop("key", None), _ANSWERS)
+        if task.handler.is_async and task.session is not None:
             raise ConfigurationError(
                 f"{actor_name} is an `async def` with a session, which dramatiq runs from a thread: write a `def` that "
                 "takes a Session"
             )
-        key, signature = given.pop("key", None), inspect.signature(fn)
-        codec = given.pop("codec", None) or codec_for(fn)
         # dramatiq runs an `async def` in another thread, and waits for it in this one.
-        made = default_registry.consumer(
-            actor_name, codec=codec, max_attempts=None, registered=False, **given
-        )(cast("Any", replace(handler, is_async=False)))
-        assert isinstance(made, Consumer)
-        self._consumer: Consumer[Any] = made
-        self._session = session
-        self._key = None if key is None else key_of(key, signature, session)
+        task.handler = replace(task.handler, is_async=False)
+        task.declare(actor_name, codec=given.pop("codec", None), **given)
+        self._consumer = task.consumer
         thrown = options.get("throws") or ()
         options["throws"] = (*(thrown if isinstance(thrown, tuple) else (thrown,)), *_FINAL)
         super().__init__(
@@ -137,33 +125,26 @@ class IdempotentActor(Actor[P, R]):
         proxy, consumer, plain = CurrentMessage.get_current_message(), self._consumer, super().__call__
         if proxy is None or proxy is _running.get() or proxy.actor_name != self.actor_name:
             return plain(*args, **kwargs)
-        key = proxy.message_id if self._key is None else self._key(*args, **kwargs)
-        message = Message(self.actor_name, id=key)
 
-        def run(*session: Any) -> Any:
-            given: dict[str, Any] = {} if self._session is None else {self._session: session[0]}
+        def run(**session: Any) -> Any:
             token = _running.set(proxy)
             try:
-                return plain(*args, **{**kwargs, **given})
-            except _ANSWERS as answer:
-                raise _Answered(answer) from None
+                return plain(*args, **{**kwargs, **session})
             finally:
                 _running.reset(token)
 
-        try:
-            result = consumer.process(message, call=run, session=consumer.handler.session_type)
-        except _Answered as answered:
-            raise answered.answer from None
-        if result.outcome in (Outcome.IN_PROGRESS, Outcome.UNAVAILABLE):
-            self._send_again(cast("MessageProxy", proxy), str(error_of(consumer, message, result)), result)
-        return cast("R", value_of(consumer, message, result))
+        message = self._task.message(proxy.message_id, args, kwargs)
+        result = self._task.process(message, run)
+        if result.outcome in HELD:
+            again_s = retry_after_s(result, _LONGEST_DELAY_S)
+            self._send_again(cast("MessageProxy", proxy), consumer.error_of(message, result), again_s)
+        return cast("R", consumer.value_of(message, result))
 
-    def _send_again(self, proxy: MessageProxy, why: str, result: Result) -> NoReturn:
+    def _send_again(self, proxy: MessageProxy, why: BaseException, delay_s: float) -> NoReturn:
         """Send the message again, with a delay and all its options, and skip this copy.
 
         An exception of dramatiq's own Retry would use up a retry, and start `on_failure`.
         """
-        delay_s = min(result.retry_after_s or _DELAY_S, _LONGEST_DELAY_S)
         while True:
             try:
                 self.broker.enqueue(cast("Any", proxy), delay=int(delay_s * 1000))
@@ -177,7 +158,7 @@ class IdempotentActor(Actor[P, R]):
                 time.sleep(delay_s)
         # Else the middleware Results would store None as the result of a message that is skipped.
         proxy.options["store_results"] = False
-        raise SkipMessage(why)
+        raise SkipMessage(str(why))
 
 
 def idempotent_actor(
@@ -219,11 +200,3 @@ def idempotent_actor(
         "on_expired_lease": on_expired_lease,
     }
     return actor(broker=found, **{"actor_class": IdempotentActor, _OPTION: ours, **options})
-
-
-class _Answered(BaseException):
-    """The actor answered dramatiq with Retry and the like: no failure, so its key is free, without an attempt."""
-
-    def __init__(self, answer: Exception) -> None:
-        super().__init__(answer)
-        self.answer: Final = answer

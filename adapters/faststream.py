@@ -7,7 +7,6 @@ Long because an output, as it is stored and sent again, is here too: only this f
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import math
@@ -25,13 +24,14 @@ from idempotent.checkers.transactions import TransactionHooks
 from idempotent.codecs import BytesCodec, Codec, JsonCodec
 from idempotent.consumer import AsyncConsumer
 from idempotent.errors import ConfigurationError, MissingExtraError, described
-from idempotent.function import Id, pauses
+from idempotent.function import Id
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnExpiredLease
 from idempotent.processing.binding import RESULT_LIMIT
 from idempotent.processing.handler import Handler
+from idempotent.processing.holding import HELD, held_async
 from idempotent.processing.options import ExpiredLeasePolicy
 from idempotent.registry import default_registry
 from idempotent.validation import seconds
@@ -56,7 +56,6 @@ KeyOf: TypeAlias = "Callable[[Any], Id | Awaitable[Id | None] | None]"
 
 log = EventLog(__name__)
 
-_AGAIN: Final = (Outcome.IN_PROGRESS, Outcome.UNAVAILABLE)
 # What FastDepends calls to cast the body to the parameters of a handler, and FastStream to decode it.
 _REFUSING: Final = {"__call__", "_try_pydantic", "_try_msgspec"}
 _HEAD_BYTES: Final = 100
@@ -338,14 +337,8 @@ class _Delivery(BaseMiddleware[Any, Any]):
 
     async def _result_of(self, consumer: AsyncConsumer, message: Message, run: _Run, hold_s: float) -> Result:
         """The result of a message, which is held while another worker has its key."""
-        kind = self._middleware.session_type
-        result = await consumer.process(message, call=run, session=kind)
-        for pause_s in pauses(hold_s):
-            if result.outcome not in _AGAIN:
-                break
-            await asyncio.sleep(pause_s)
-            result = await consumer.process(message, call=run, session=kind)
-        return result
+        process = partial(consumer.process, message, call=run, session=self._middleware.session_type)
+        return await held_async(await process(), process, hold_s, HELD)
 
     def _answer(self, consumer: AsyncConsumer, message: Message, result: Result, run: _Run) -> Any:
         """What the handler returned, now or before; else the exception that says what becomes of the message."""

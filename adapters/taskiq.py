@@ -6,13 +6,13 @@ import asyncio
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Final, Literal, NoReturn, ParamSpec, TypeVar, cast
 
+from idempotent.adapters.plug_in import Task
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.codecs import Codec, codec_for
-from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
 from idempotent.errors import (
     DeadKeyError,
     MissingExtraError,
@@ -20,14 +20,13 @@ from idempotent.errors import (
     ResultNotStoredError,
     described,
 )
-from idempotent.function import Id, error_of, key_of, value_of
+from idempotent.function import Id
 from idempotent.logs import EventLog
 from idempotent.message import Message
-from idempotent.outcomes import Outcome, Result
+from idempotent.outcomes import Result
 from idempotent.policy import OnCancel, OnExpiredLease
-from idempotent.processing.handler import Handler, function_of
+from idempotent.processing.holding import HELD, retry_after_s
 from idempotent.processing.options import ExpiredLeasePolicy
-from idempotent.registry import default_registry
 
 try:
     from taskiq import AsyncBroker, AsyncTaskiqDecoratedTask, Context, TaskiqDepends
@@ -43,9 +42,6 @@ R = TypeVar("R")
 _CONTEXT: Final = "idempotent_context"
 _FINAL: Final = (DeadKeyError, MissingKeyError, ResultNotStoredError)
 _ANSWERS: Final = (NoResultError, TaskRejectedError)
-_AGAIN: Final = (Outcome.IN_PROGRESS, Outcome.UNAVAILABLE)
-# Who has the key may end at any moment: the rest of its lease says nothing about that.
-_LONGEST_HOLD_S: Final = 1.0
 
 
 def idempotent_task(
@@ -92,161 +88,100 @@ def idempotent_task(
     """
 
     def decorate(function: Callable[P, R]) -> AsyncTaskiqDecoratedTask[P, R]:
-        handler, session = function_of(function)
-        signature = inspect.signature(function)
-        identify = None if key is None else key_of(key, signature, session)
+        task = Task(function, key, _ANSWERS)
         results = codec or codec_for(function)
-        task = _Task(function, handler, session, identify)
-        made: AsyncTaskiqDecoratedTask[P, R] = broker.task(**labels)(_shown(task, signature))
-        task.consumer = default_registry.consumer(
+        made: AsyncTaskiqDecoratedTask[P, R] = broker.task(**labels)(_shown(task, function))
+        task.declare(
             made.task_name,
             checker=checker,
             group=group,
             codec=results,
-            max_attempts=None,
             on_expired_lease=on_expired_lease,
             on_cancel=on_cancel,
-            registered=False,
-        )(cast("Any", handler))
+        )
         return made
 
     return decorate
 
 
-class _Task:
-    """A task, and what runs for a message of it."""
-
-    consumer: AnyConsumer
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        handler: Handler,
-        session: str | None,
-        key: Callable[..., Id | None] | None,
-    ) -> None:
-        self.function: Final = function
-        self.handler: Final = handler
-        self.session: Final = session
-        self._key = key
-
-    def message(self, context: Context) -> Message:
-        """The message of its key."""
-        sent = context.message
-        key = sent.task_id if self._key is None else self._key(*sent.args, **sent.kwargs)
-        return Message(self.consumer.subject, id=key)
-
-    def given(self, session: tuple[Any, ...]) -> dict[str, Any]:
-        """The argument for the session."""
-        return {} if self.session is None else {self.session: session[0]}
-
-    def end(self, context: Context, message: Message, result: Result) -> Any:
-        """The value of the task, or what taskiq awaits for it; raises why it has none."""
-        if result.outcome in _AGAIN:
-            return self._send_again(context, str(error_of(self.consumer, message, result)), result)
-        try:
-            return value_of(self.consumer, message, result)
-        except _FINAL as error:
-            context.message.labels["retry_on_error"] = False
-            if isinstance(error, ResultNotStoredError):
-                return self._keep(context, error)
-            raise
-
-    async def _send_again(self, context: Context, why: str, result: Result) -> NoReturn:
-        """Hold the message for a moment, and send it again with all its labels."""
-        hold_s = min(result.retry_after_s or _LONGEST_HOLD_S, _LONGEST_HOLD_S)
-        # A timeout in the pause would be an error, and the result of the task that runs.
-        hold_s = min(hold_s, float(context.message.labels.get("timeout", hold_s)) / 2)
-        log.debug("task_held", extra={"consumer": self.consumer.name, "reason": why})
-        while True:
-            await asyncio.sleep(hold_s)
-            try:
-                await context.requeue()
-            except NoResultError:
-                raise
-            except Exception as error:
-                # The broker is away. taskiq would acknowledge the message of a task that raises this.
-                about = {"consumer": self.consumer.name, "error": described(error)}
-                log.warning("message_not_sent_again", extra=about)
-
-    @staticmethod
-    async def _keep(context: Context, error: ResultNotStoredError) -> NoReturn:
-        """Raise the error, unless it would replace the result that taskiq has of the first run."""
-        if await context.broker.result_backend.is_result_ready(context.message.task_id):
-            raise NoResultError from error
-        raise error
-
-
-def _shown(task: _Task, signature: inspect.Signature) -> Callable[..., Any]:
+def _shown(task: Task, function: Callable[..., Any]) -> Callable[..., Any]:
     """What taskiq calls: the function without its session, with the context of the message."""
-    function, handler = task.function, task.handler
 
     async def run_async(*args: Any, **kwargs: Any) -> Any:
         context = kwargs.pop(_CONTEXT, None)
         if context is None:
             return await function(*args, **kwargs)
-
-        async def call(*session: Any) -> Any:
-            with _answering():
-                return await function(*args, **kwargs, **task.given(session))
-
-        consumer, message = cast("AsyncConsumer", task.consumer), task.message(context)
-        with _answered():
-            result = await consumer.process(message, call=call, session=handler.session_type)
-        value = task.end(context, message, result)
+        message = _message(task, context)
+        result = await task.process_async(message, partial(function, *args, **kwargs))
+        value = _end(task, context, message, result)
         return await value if inspect.iscoroutine(value) else value
 
     def run(*args: Any, **kwargs: Any) -> Any:
         context = kwargs.pop(_CONTEXT, None)
         if context is None:
             return function(*args, **kwargs)
-
-        def call(*session: Any) -> Any:
-            with _answering():
-                return function(*args, **kwargs, **task.given(session))
-
-        consumer, message = cast("Consumer[Any]", task.consumer), task.message(context)
-        with _answered():
-            result = consumer.process(message, call=call, session=handler.session_type)
+        message = _message(task, context)
+        result = task.process(message, partial(function, *args, **kwargs))
         # taskiq awaits a coroutine that a plain function returns in its thread.
-        return task.end(context, message, result)
+        return _end(task, context, message, result)
 
-    shown: Any = functools.wraps(function)(run_async if handler.is_async else run)
+    shown: Any = functools.wraps(function)(run_async if task.handler.is_async else run)
     # Behind __wrapped__, taskiq would see the function's parameters.
     del shown.__wrapped__
     hints = typing.get_type_hints(function, include_extras=True)
     kept = [
         each.replace(annotation=hints.get(each.name, each.annotation))
-        for each in signature.parameters.values()
-        if each.name != task.session
+        for each in task.signature.parameters.values()
     ]
     context = inspect.Parameter(
         _CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[Context, TaskiqDepends()]
     )
     place = len(kept) - (bool(kept) and kept[-1].kind is inspect.Parameter.VAR_KEYWORD)
     kept.insert(place, context)
-    shown.__signature__ = signature.replace(parameters=kept)
-    shown.__annotations__ = {name: hint for name, hint in hints.items() if name != task.session} | {
-        _CONTEXT: context.annotation
-    }
+    shown.__signature__ = task.signature.replace(parameters=kept)
+    hints.pop(task.session or "", None)
+    shown.__annotations__ = {**hints, _CONTEXT: context.annotation}
     return cast("Callable[..., Any]", shown)
 
 
-class _AnsweredError(BaseException):
-    """The task answered taskiq with NoResultError or TaskRejectedError: no failure, so its key is free."""
+def _message(task: Task, context: Context) -> Message:
+    """The message of the key of what was sent."""
+    sent = context.message
+    return task.message(sent.task_id, sent.args, sent.kwargs)
 
 
-@contextmanager
-def _answering() -> Iterator[None]:
+def _end(task: Task, context: Context, message: Message, result: Result) -> Any:
+    """The value of the task, or what taskiq awaits for it; raises why it has none."""
+    if result.outcome in HELD:
+        why = str(task.consumer.error_of(message, result))
+        log.debug("task_held", extra={"consumer": task.consumer.name, "reason": why})
+        return _send_again(context, task.consumer.name, retry_after_s(result))
     try:
-        yield
-    except _ANSWERS as answer:
-        raise _AnsweredError(answer) from None
+        return task.consumer.value_of(message, result)
+    except _FINAL as error:
+        context.message.labels["retry_on_error"] = False
+        if isinstance(error, ResultNotStoredError):
+            return _keep(context, error)
+        raise
 
 
-@contextmanager
-def _answered() -> Iterator[None]:
-    try:
-        yield
-    except _AnsweredError as answered:
-        raise answered.args[0] from None
+async def _send_again(context: Context, consumer: str, hold_s: float) -> NoReturn:
+    """Hold the message for a moment, and send it again with all its labels."""
+    # A timeout in the pause would be an error, and the result of the task that runs.
+    hold_s = min(hold_s, float(context.message.labels.get("timeout", hold_s)) / 2)
+    while True:
+        await asyncio.sleep(hold_s)
+        try:
+            await context.requeue()
+        except NoResultError:
+            raise
+        except Exception as error:
+            # The broker is away. taskiq would acknowledge the message of a task that raises this.
+            log.warning("message_not_sent_again", extra={"consumer": consumer, "error": described(error)})
+
+
+async def _keep(context: Context, error: ResultNotStoredError) -> NoReturn:
+    """Raise the error, unless it would replace the result that taskiq has of the first run."""
+    if await context.broker.result_backend.is_result_ready(context.message.task_id):
+        raise NoResultError from error
+    raise error

@@ -14,7 +14,17 @@ from uuid import UUID
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.transactions import TransactionHooks
-from idempotent.errors import ConfigurationError, DeadKeyError, MessageError, described
+from idempotent.errors import (
+    ConfigurationError,
+    DeadKeyError,
+    FingerprintMismatchError,
+    InProgressError,
+    MessageError,
+    MissingKeyError,
+    ResultNotStoredError,
+    StoreError,
+    described,
+)
 from idempotent.keys import Key, KeySpace, consumer_named, id_of
 from idempotent.logs import EventLog
 from idempotent.message import Message
@@ -26,6 +36,7 @@ from idempotent.processing.binding import Binding
 from idempotent.processing.calling import current_claim
 from idempotent.processing.group import process_many
 from idempotent.processing.handler import Handler
+from idempotent.processing.holding import retry_after_s
 from idempotent.processing.options import MAX_DEATHS, ConsumerOptions, PlainJson
 from idempotent.processing.single import process_one
 from idempotent.processing.steps import drive, drive_async
@@ -49,6 +60,7 @@ log = EventLog(__name__)
 DISABLED_VARIABLE: Final = "IDEMPOTENT_DISABLED"
 # Python 3.11 takes as long to look up an enum's member as to create a small object.
 _DEAD: Final = Outcome.DEAD
+_PROCESSED: Final = Outcome.PROCESSED
 
 
 class AnyConsumer:
@@ -225,6 +237,37 @@ class AnyConsumer:
             return self.binding.requests.of(message).key
         except MessageError:
             return None
+
+    def value_of(self, message: Message, result: Result) -> Any:
+        """What the handler returned, now or before; raises what says why it has not."""
+        if result.outcome is _PROCESSED or result.replayed:
+            return result.value
+        if result.outcome is Outcome.DUPLICATE:
+            raise ResultNotStoredError(
+                f"{self.key_in(message)} ran before, and its result was not stored or cannot be read; it does not run "
+                "again"
+            )
+        raise self.error_of(message, result)
+
+    def error_of(self, message: Message, result: Result) -> BaseException:
+        """What says why the handler did not run, or with what it failed."""
+        if result.outcome is Outcome.IN_PROGRESS:
+            why = (
+                result.reason
+                or "another call with this key runs, or the lease of one that died has not ended"
+            )
+            return InProgressError(
+                f"{self.key_in(message)}: {why}; call again later, with the same key",
+                retry_after_s=retry_after_s(result),
+            )
+        if isinstance(result.error, FingerprintMismatchError):
+            return FingerprintMismatchError(
+                f"{self.key_in(message)} was used before with other arguments, by fingerprint=; call it with the same "
+                "ones, or with a new key"
+            )
+        if isinstance(result.error, MissingKeyError):
+            return MissingKeyError(f"{self.name}: the key is empty or None")
+        return result.error or StoreError()
 
     def report(self, messages: Sequence[Message], results: Sequence[Result]) -> None:
         """Count the outcomes of messages, and show them to the observers."""

@@ -1,61 +1,36 @@
-"""`@idempotent` and `once`: protect any function, or a block of code, where no broker delivers a message.
-
-Long because both say the same of a key, and half of it is what a caller reads.
-"""
+"""`@idempotent` and `once`: protect any function, or a block of code, where no broker delivers a message."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
-import random
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextvars import Token
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial, update_wrapper
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, Self, TypeAlias, TypeVar, cast
+from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar, cast
 from uuid import UUID
 
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.claims import Claim
 from idempotent.codecs import Codec, JsonCodec, codec_for
 from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
-from idempotent.errors import (
-    ConfigurationError,
-    DoomedTransactionError,
-    DuplicateError,
-    FingerprintMismatchError,
-    InProgressError,
-    MissingKeyError,
-    ResultNotStoredError,
-    StoreError,
-)
+from idempotent.errors import ConfigurationError, DoomedTransactionError
 from idempotent.keys import id_of
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnCancel, OnExpiredLease
-from idempotent.processing.calling import enter_claim, leave_claim
+from idempotent.processing.block import Once
 from idempotent.processing.flights import Flight, Flights
 from idempotent.processing.handler import Handler, function_of
+from idempotent.processing.holding import LOOK_S, held, held_async
 from idempotent.processing.options import Exceptions, ExpiredLeasePolicy
-from idempotent.processing.single import process_one
-from idempotent.processing.steps import Closed, Life, Step, close, drive, drive_async, frame_of, part_of
 from idempotent.registry import default_registry
 from idempotent.validation import seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
 Id: TypeAlias = "str | bytes | int | UUID"
-
-# A handler that is alive may end at any moment: the rest of its lease says nothing about that.
-_RETRY_AFTER_S: Final = 1.0
-_FIRST_PAUSE_S: Final = 0.01
-_LONGEST_PAUSE_S: Final = 1.0
-_GROWTH: Final = 1.5
-# A call that only looks at a key which is done has it for a moment, in a transaction.
-_LOOK_S: Final = 0.25
 
 
 def idempotent(
@@ -129,7 +104,7 @@ def idempotent(
         )(cast("Any", _handler_of_calls(handler, session)))
         calls = _Calls(consumer, key_of(key, signature, session), fingerprint)
         kept: Any = _awaitable(calls, longest_s) if handler.is_async else _plain(calls, longest_s)
-        functools.update_wrapper(kept, function)
+        update_wrapper(kept, function)
         if session is not None:
             shown = _readable(function)
             parameters = [each for each in shown.parameters.values() if each.name != session]
@@ -169,7 +144,7 @@ def _handler_of_calls(handler: Handler, session: str | None) -> Handler:
             return function(*call.args, **call.kwargs)
         return function(*call.args, **call.kwargs, **{session: given[0]})
 
-    return replace(handler, function=functools.update_wrapper(handle, handler.code, updated=()))
+    return replace(handler, function=update_wrapper(handle, handler.code, updated=()))
 
 
 class _Calls:
@@ -218,7 +193,7 @@ class _Calls:
     def value(self, message: Message, stored: bytes) -> Any:
         """The value that another call with the key stored."""
         value, replayed = self.consumer.binding.decode(stored, message)
-        return value_of(self.consumer, message, Result(Outcome.DUPLICATE, value=value, replayed=replayed))
+        return self.consumer.value_of(message, Result(Outcome.DUPLICATE, value=value, replayed=replayed))
 
 
 _RUNNING: Final = Result(Outcome.IN_PROGRESS)
@@ -230,28 +205,24 @@ def _plain(calls: _Calls, wait_s: float) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         message = calls.message(args, kwargs)
-        until = time.monotonic() + max(wait_s, _LOOK_S)
+        until = time.monotonic() + max(wait_s, LOOK_S)
         while (flight := flights.begin(message)) is None:
             other = flights.landing(message)
             if other is not None:
                 try:
                     stored = other[0].result(max(until - time.monotonic(), 0))
                 except TimeoutError:
-                    return value_of(consumer, message, _RUNNING)
+                    return consumer.value_of(message, _RUNNING)
                 if stored is not None and other[1]:
                     return calls.value(message, stored)
         result = None
         try:
             result = consumer.process(message)
             if result.outcome is Outcome.IN_PROGRESS:
-                for pause_s in pauses(until - time.monotonic()):
-                    time.sleep(pause_s)
-                    result = consumer.process(message)
-                    if result.outcome is not Outcome.IN_PROGRESS:
-                        break
+                result = held(result, partial(consumer.process, message), until - time.monotonic())
         finally:
             calls.land(flight, message, result)
-        return value_of(consumer, message, result)
+        return consumer.value_of(message, result)
 
     return call
 
@@ -262,7 +233,7 @@ def _awaitable(calls: _Calls, wait_s: float) -> Callable[..., Any]:
 
     async def call(*args: Any, **kwargs: Any) -> Any:
         message = calls.message(args, kwargs)
-        until = time.monotonic() + max(wait_s, _LOOK_S)
+        until = time.monotonic() + max(wait_s, LOOK_S)
         while (flight := flights.begin(message)) is None:
             other = flights.landing(message)
             if other is not None:
@@ -270,62 +241,20 @@ def _awaitable(calls: _Calls, wait_s: float) -> Callable[..., Any]:
                     left_s = max(until - time.monotonic(), 0)
                     stored = await asyncio.wait_for(asyncio.wrap_future(other[0]), left_s)
                 except TimeoutError:
-                    return value_of(consumer, message, _RUNNING)
+                    return consumer.value_of(message, _RUNNING)
                 if stored is not None and other[1]:
                     return calls.value(message, stored)
         result = None
         try:
             result = await consumer.process(message)
             if result.outcome is Outcome.IN_PROGRESS:
-                for pause_s in pauses(until - time.monotonic()):
-                    await asyncio.sleep(pause_s)
-                    result = await consumer.process(message)
-                    if result.outcome is not Outcome.IN_PROGRESS:
-                        break
+                again = partial(consumer.process, message)
+                result = await held_async(result, again, until - time.monotonic())
         finally:
             calls.land(flight, message, result)
-        return value_of(consumer, message, result)
+        return consumer.value_of(message, result)
 
     return call
-
-
-def pauses(wait_s: float) -> Iterator[float]:
-    """The pauses between the looks at a key that another call has, until `wait_s` seconds are over."""
-    until = time.monotonic() + max(wait_s, _LOOK_S)
-    pause_s = _FIRST_PAUSE_S
-    while (left_s := until - time.monotonic()) > 0:
-        yield min(pause_s * random.uniform(0.5, 1), left_s)  # so that those who wait do not look all at once
-        pause_s = min(pause_s * _GROWTH, _LONGEST_PAUSE_S)
-
-
-def value_of(consumer: AnyConsumer, message: Message, result: Result) -> Any:
-    """What the function returned, now or before; else the exception that says why it has not."""
-    if result.outcome is Outcome.PROCESSED or result.replayed:
-        return result.value
-    if result.outcome is Outcome.DUPLICATE:
-        raise ResultNotStoredError(
-            f"{consumer.key_in(message)} ran before, and its result was not stored or cannot be read; it does not run "
-            "again"
-        )
-    raise error_of(consumer, message, result)
-
-
-def error_of(consumer: AnyConsumer, message: Message, result: Result) -> BaseException:
-    """What says why a call did not run, or with what it failed."""
-    if result.outcome is Outcome.IN_PROGRESS:
-        after_s = min(result.retry_after_s or _RETRY_AFTER_S, _RETRY_AFTER_S)
-        why = result.reason or "another call with this key runs, or the lease of one that died has not ended"
-        return InProgressError(
-            f"{consumer.key_in(message)}: {why}; call again later, with the same key", retry_after_s=after_s
-        )
-    if isinstance(result.error, FingerprintMismatchError):
-        return FingerprintMismatchError(
-            f"{consumer.key_in(message)} was used before with other arguments, by fingerprint=; call it with the same "
-            "ones, or with a new key"
-        )
-    if isinstance(result.error, MissingKeyError):
-        return MissingKeyError(f"{consumer.name}: the key is empty or None")
-    return result.error or StoreError()
 
 
 def _name_of(handler: Handler) -> str:
@@ -392,135 +321,6 @@ def bytes_of(content: Id | None) -> bytes | None:
         return content
     text = id_of(content, "a fingerprint")
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-
-
-class Once:
-    """A block that runs once for each key; see `once`.
-
-    Attributes:
-        claim: the claim of the key, in the block: its fence and its key's token, to send downstream.
-        session: the session of the transaction that holds the key, if `once` was given a type of one.
-        value: what to store for later blocks with this key, as JSON; set it in the block.
-    """
-
-    def __init__(self, consumer_of: Callable[..., AnyConsumer], message: Message, wait_s: float) -> None:
-        """Claim nothing yet."""
-        self.claim: Claim
-        self.session: Any = None
-        self.value: Any = None
-        self._consumer_of = consumer_of
-        self._message = message
-        self._wait_s = wait_s
-        self._began = 0.0
-        self._token: Token[Any] | None = None
-
-    def _begin(self, *, is_async: bool) -> Life[Any]:
-        """The life of the block's message, up to the block."""
-        if self._token is not None:
-            raise RuntimeError("this block is entered already: call once() for each block")
-        self._consumer = self._consumer_of(is_async=is_async)
-        binding = self._binding = self._consumer.binding
-        self._life = process_one(binding, self._message)
-        return part_of(self._life, before=binding.calls.one)
-
-    def _enter(self, step: Step) -> Callable[[], Any] | None:
-        """Begin the block. Returns what gives its session, if it has one."""
-        self.claim = step[2][0]
-        self._token = enter_claim(self.claim)
-        self._began = time.perf_counter()
-        kind, hook = self._binding.handler.session_type, self._binding.transactions.handler_argument
-        return None if kind is None else functools.partial(hook, self.claim, kind)
-
-    def _pause_s(self, result: Result, waits: Iterator[float]) -> float:
-        """How long to wait for the block that has the key; raises why this one does not begin."""
-        pause_s = next(waits, None) if result.outcome is Outcome.IN_PROGRESS else None
-        if pause_s is not None:
-            return pause_s
-        self._consumer.report((self._message,), (result,))
-        if result.outcome is Outcome.DUPLICATE:
-            key = self._consumer.key_in(self._message)
-            raise DuplicateError(f"{key} is done: its block ran before", value=result.value)
-        raise error_of(self._consumer, self._message, result)
-
-    def _leave(self, error: BaseException | None) -> None:
-        token, self._token = self._token, None
-        assert token is not None
-        leave_claim(token)
-        observers = self._binding.observers
-        if observers.watch_runs:
-            observers.ran(self._binding.name, (self._message,), time.perf_counter() - self._began, error)
-
-    def _rest(self, error: BaseException | None) -> Life[Any]:
-        """What is left of the block's life after it has ended."""
-        if error is None:
-            return part_of(self._life, answer=(self._life.send, self.value))
-        raised = Closed() if isinstance(error, GeneratorExit) else error
-        return part_of(self._life, answer=(self._life.throw, raised))
-
-    def _end(self, result: Result, error: BaseException | None) -> None:
-        """Raise what went wrong after a block without an exception."""
-        self._consumer.report((self._message,), (result,))
-        if error is None and result.outcome is not Outcome.PROCESSED:
-            raise error_of(self._consumer, self._message, result)
-
-    def __enter__(self) -> Self:
-        waits = pauses(self._wait_s)
-        while True:
-            got = drive(self._begin(is_async=False))
-            if not isinstance(got, Result):
-                break
-            time.sleep(self._pause_s(got, waits))
-        hook = self._enter(got)
-        if hook is not None:
-            try:
-                self.session = hook()
-            except BaseException as error:
-                self.__exit__(type(error), error, error.__traceback__)
-                raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave(error)
-        self._end(drive(self._rest(error)), error)
-
-    async def __aenter__(self) -> Self:
-        waits = pauses(self._wait_s)
-        while True:
-            part = self._begin(is_async=True)
-            awaiting = self._binding.checker.awaiting
-            try:
-                got = await drive_async(part, awaiting, _report_later)
-            except asyncio.CancelledError as error:
-                if frame_of(self._life) is not None:  # it came when the key was claimed
-                    await drive_async(self._rest(error), awaiting, _report_later)
-                raise
-            if not isinstance(got, Result):
-                break
-            await asyncio.sleep(self._pause_s(got, waits))
-        hook = self._enter(got)
-        if hook is not None:
-            try:
-                self.session = await awaiting.call(hook)
-            except BaseException as error:
-                await self.__aexit__(type(error), error, error.__traceback__)
-                raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave(error)
-        awaiting = self._binding.checker.awaiting
-        if isinstance(error, GeneratorExit):  # the task is closed, and may await nothing
-            awaiting.later(close, self._life)
-        else:
-            await drive_async(self._rest(error), awaiting, lambda result: self._end(result, error))
-
-
-def _report_later(_: object) -> None:
-    """What became of a block that did not begin is reported where it raises."""
 
 
 _MOST_CONSUMERS: Final = 1000

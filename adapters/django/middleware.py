@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import chain
 from typing import Any, Final, cast
 from weakref import WeakSet
@@ -31,11 +31,12 @@ from idempotent.checkers import checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError, DoomedTransactionError, TransactionEscapedError
-from idempotent.function import body_of, pauses
+from idempotent.function import body_of
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnExpiredLease
 from idempotent.processing.handler import Handler
+from idempotent.processing.holding import held
 from idempotent.registry import default_registry
 
 SETTING: Final = "IDEMPOTENCY"
@@ -160,14 +161,8 @@ class IdempotencyKeyMiddleware:
         return _response(self._rules.answer_to(result, lambda: self._consumer.key_in(message)))
 
     def _result_of(self, message: Message, run: Callable[[], Answer]) -> Result[Any]:
-        result = self._consumer.process(message, call=run)
-        if result.outcome is Outcome.IN_PROGRESS:
-            for pause_s in pauses(self._rules.wait_s):
-                time.sleep(pause_s)
-                result = self._consumer.process(message, call=run)
-                if result.outcome is not Outcome.IN_PROGRESS:
-                    break
-        return result
+        process = partial(self._consumer.process, message, call=run)
+        return held(process(), process, self._rules.wait_s)
 
     def _atomic(self) -> AbstractContextManager[Any]:
         """Lets a view take back what it wrote, by `set_rollback()`, and keep its answer."""

@@ -2055,14 +2055,14 @@ FAULTS: Final = (
     ),
     Fault(
         "@idempotent: a call whose result is not stored returns None",
-        "idempotent/function.py",
-        "    if result.outcome is Outcome.PROCESSED or result.replayed:\n",
-        "    if result.outcome in (Outcome.PROCESSED, Outcome.DUPLICATE):\n",
+        "idempotent/consumer.py",
+        "        if result.outcome is _PROCESSED or result.replayed:\n",
+        "        if result.outcome in (Outcome.PROCESSED, Outcome.DUPLICATE):\n",
         "tests/functions/test_calls.py -k not_stored",
     ),
     Fault(
         "once: a block whose key is done begins again",
-        "idempotent/function.py",
+        "idempotent/processing/block.py",
         "        if result.outcome is Outcome.DUPLICATE:\n            key =",
         "        if result.outcome is Outcome.DUPLICATE:\n            return  # type: ignore[misc]\n            key =",
         "tests/functions/test_blocks.py -k runs_once",

@@ -1,0 +1,164 @@
+"""Block: the block of a `with`, or of an `async with`, that runs once for its key."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import Token
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from idempotent.claims import Claim
+from idempotent.errors import DuplicateError
+from idempotent.message import Message
+from idempotent.outcomes import Outcome, Result
+from idempotent.processing.binding import Binding
+from idempotent.processing.calling import enter_claim, leave_claim
+from idempotent.processing.holding import pauses
+from idempotent.processing.single import process_one
+from idempotent.processing.steps import Closed, Life, Step, close, drive, drive_async, frame_of, part_of
+
+
+class BlockConsumer(Protocol):
+    """The consumer of a block's message; see `Consumer`."""
+
+    @property
+    def binding(self) -> Binding:
+        """The consumer bound to its checker."""
+
+    def report(self, messages: Sequence[Message], results: Sequence[Result]) -> None:
+        """Count the outcomes of messages, and show them to the observers."""
+
+    def error_of(self, message: Message, result: Result) -> BaseException:
+        """What says why the block did not run, or with what it failed."""
+
+
+class Once:
+    """A block that runs once for each key; see `once`.
+
+    Attributes:
+        claim: the claim of the key, in the block: its fence and its key's token, to send downstream.
+        session: the session of the transaction that holds the key, if `once` was given a type of one.
+        value: what to store for later blocks with this key, as JSON; set it in the block.
+    """
+
+    def __init__(self, consumer_of: Callable[..., BlockConsumer], message: Message, wait_s: float) -> None:
+        """Claim nothing yet."""
+        self.claim: Claim
+        self.session: Any = None
+        self.value: Any = None
+        self._consumer_of = consumer_of
+        self._message = message
+        self._wait_s = wait_s
+        self._began = 0.0
+        self._token: Token[Any] | None = None
+
+    def _begin(self, *, is_async: bool) -> Life[Any]:
+        """The life of the block's message, up to the block."""
+        if self._token is not None:
+            raise RuntimeError("this block is entered already: call once() for each block")
+        self._consumer = self._consumer_of(is_async=is_async)
+        binding = self._binding = self._consumer.binding
+        self._life = process_one(binding, self._message)
+        return part_of(self._life, before=binding.calls.one)
+
+    def _enter(self, step: Step) -> Callable[[], Any] | None:
+        """Begin the block. Returns what gives its session, if it has one."""
+        self.claim = step[2][0]
+        self._token = enter_claim(self.claim)
+        self._began = time.perf_counter()
+        kind, hook = self._binding.handler.session_type, self._binding.transactions.handler_argument
+        return None if kind is None else functools.partial(hook, self.claim, kind)
+
+    def _pause_s(self, result: Result, waits: Iterator[float]) -> float:
+        """How long to wait for the block that has the key; raises why this one does not begin."""
+        pause_s = next(waits, None) if result.outcome is Outcome.IN_PROGRESS else None
+        if pause_s is not None:
+            return pause_s
+        self._consumer.report((self._message,), (result,))
+        if result.outcome is Outcome.DUPLICATE:
+            key = self._binding.key_of(self._message)
+            raise DuplicateError(f"{key} is done: its block ran before", value=result.value)
+        raise self._consumer.error_of(self._message, result)
+
+    def _leave(self, error: BaseException | None) -> None:
+        token, self._token = self._token, None
+        assert token is not None
+        leave_claim(token)
+        observers = self._binding.observers
+        if observers.watch_runs:
+            observers.ran(self._binding.name, (self._message,), time.perf_counter() - self._began, error)
+
+    def _rest(self, error: BaseException | None) -> Life[Any]:
+        """What is left of the block's life after it has ended."""
+        if error is None:
+            return part_of(self._life, answer=(self._life.send, self.value))
+        raised = Closed() if isinstance(error, GeneratorExit) else error
+        return part_of(self._life, answer=(self._life.throw, raised))
+
+    def _end(self, result: Result, error: BaseException | None) -> None:
+        """Raise what went wrong after a block without an exception."""
+        self._consumer.report((self._message,), (result,))
+        if error is None and result.outcome is not Outcome.PROCESSED:
+            raise self._consumer.error_of(self._message, result)
+
+    def __enter__(self) -> Self:
+        waits = pauses(self._wait_s)
+        while True:
+            got = drive(self._begin(is_async=False))
+            if not isinstance(got, Result):
+                break
+            time.sleep(self._pause_s(got, waits))
+        hook = self._enter(got)
+        if hook is not None:
+            try:
+                self.session = hook()
+            except BaseException as error:
+                self.__exit__(type(error), error, error.__traceback__)
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(error)
+        self._end(drive(self._rest(error)), error)
+
+    async def __aenter__(self) -> Self:
+        waits = pauses(self._wait_s)
+        while True:
+            part = self._begin(is_async=True)
+            awaiting = self._binding.checker.awaiting
+            try:
+                got = await drive_async(part, awaiting, _report_later)
+            except asyncio.CancelledError as error:
+                if frame_of(self._life) is not None:  # it came when the key was claimed
+                    await drive_async(self._rest(error), awaiting, _report_later)
+                raise
+            if not isinstance(got, Result):
+                break
+            await asyncio.sleep(self._pause_s(got, waits))
+        hook = self._enter(got)
+        if hook is not None:
+            try:
+                self.session = await awaiting.call(hook)
+            except BaseException as error:
+                await self.__aexit__(type(error), error, error.__traceback__)
+                raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(error)
+        awaiting = self._binding.checker.awaiting
+        if isinstance(error, GeneratorExit):  # the task is closed, and may await nothing
+            awaiting.later(close, self._life)
+        else:
+            await drive_async(self._rest(error), awaiting, lambda result: self._end(result, error))
+
+
+def _report_later(_: object) -> None:
+    """What became of a block that did not begin is reported where it raises."""
