@@ -32,6 +32,7 @@ from idempotent.adapters.idempotency_key import (
     id_of_key,
     key_in,
 )
+from idempotent.adapters.plug_in import async_session, caller, consumer_of
 from idempotent.checkers import checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.transactions import TransactionHooks
@@ -41,10 +42,8 @@ from idempotent.function import body_of
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnExpiredLease
-from idempotent.processing.handler import Handler
 from idempotent.processing.holding import held_async
 from idempotent.processing.options import ExpiredLeasePolicy
-from idempotent.registry import default_registry
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -144,30 +143,21 @@ class IdempotencyKeyMiddleware:
         self._owner_of = scope
         self._flights: dict[str, _Flight] = {}
         made = checker_from_url(checker) if isinstance(checker, str) else checker
+        session_type = async_session(made, "IdempotencyKeyMiddleware")
         transactions = made if isinstance(made, TransactionHooks) else None
-        session_type = None
-        if transactions is not None:
-            if not transactions.is_async:
-                raise ConfigurationError(
-                    f"IdempotencyKeyMiddleware is asynchronous: give the {type(made).__name__} an AsyncEngine, "
-                    "create_async_engine('postgresql+psycopg://...') or 'mysql+asyncmy://...'. For SQLite, which has "
-                    "none here, use SqlChecker: the effect then commits apart from the key"
-                )
-            session_type = _session_type()
         self._settings = Settings(app, made, transactions, session_type, self._rules)
         self._consumer = cast(
             "AsyncConsumer",
-            default_registry.consumer(
+            consumer_of(
                 "http",
+                caller(session_type, is_async=True),
                 checker=made,
                 group=group,
                 codec=AnswerCodec(),
                 fingerprint=body_of,
-                max_attempts=None,
                 on_expired_lease=on_expired_lease,
                 on_cancel="finish",
-                registered=False,
-            )(cast("Any", Handler(_not_called, session_type, batch=False, is_async=True))),
+            ),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -340,13 +330,3 @@ class _Flight:
 async def _send_answer(send: Send, status: int, headers: Any, body: bytes) -> None:
     await send({"type": "http.response.start", "status": status, "headers": list(headers)})
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-def _session_type() -> type:
-    from sqlalchemy.ext.asyncio import AsyncSession
-
-    return AsyncSession
-
-
-async def _not_called(_: Message, *__: Any) -> None:
-    raise AssertionError("each call brings its own function")

@@ -8,6 +8,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal, TypeVar, cast
 
+from idempotent.adapters.plug_in import Answered
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.codecs import Codec
 from idempotent.errors import (
@@ -138,17 +139,9 @@ def _owned(key: Callable[..., Id | None], scope: Callable[[], str | None]) -> Ca
     return of
 
 
-class _NotDone(BaseException):
-    """The tool returned that it did not take effect: it has not failed, and its key is free."""
-
-    def __init__(self, answer: CallToolResult | InputRequiredResult) -> None:
-        super().__init__(answer)
-        self.answer: Final = answer
-
-
 def _checked(value: Any) -> Any:
     if isinstance(value, InputRequiredResult) or (isinstance(value, CallToolResult) and value.is_error):
-        raise _NotDone(value)
+        raise Answered(value)
     return value
 
 
@@ -159,12 +152,12 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _speaking(function: Callable[..., Any]) -> Callable[..., Any]:
     """The protected tool, whose errors a model understands."""
-    return _around(function, lambda value: value, _said, (IdempotentError, _NotDone))
+    return _around(function, lambda value: value, _said, (IdempotentError, Answered))
 
 
 def _said(error: BaseException) -> Any:
     """What a call returns for an error; raises it, or the `ToolError` that says it."""
-    if isinstance(error, _NotDone):
+    if isinstance(error, Answered):
         return error.answer
     text = told(error)
     if text is None:

@@ -6,8 +6,11 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.transactions import TransactionHooks
 from idempotent.codecs import Codec, codec_for
 from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
+from idempotent.errors import ConfigurationError
 from idempotent.function import Id, key_of
 from idempotent.message import Message
 from idempotent.outcomes import Result
@@ -142,6 +145,25 @@ def consumer_of(subject: str, handler: Handler, **options: Any) -> AnyConsumer:
 def caller(session_type: type | None, *, is_async: bool) -> Handler:
     """The handler of a consumer whose calls each bring what runs; `session_type`: of the session that they take."""
     return Handler(_not_called, session_type, batch=False, is_async=is_async)
+
+
+def async_session(checker: AbstractIdempotentChecker, who: str) -> type | None:
+    """AsyncSession, if the checker has a transaction to share with an asynchronous framework.
+
+    Raises:
+        ConfigurationError: it has a plain engine; the text begins with `who`.
+    """
+    if not isinstance(checker, TransactionHooks):
+        return None
+    if not checker.is_async:
+        raise ConfigurationError(
+            f"{who} is asynchronous: give the {type(checker).__name__} an AsyncEngine, "
+            "create_async_engine('postgresql+psycopg://...') or 'mysql+asyncmy://...'. For SQLite, which has none "
+            "here, use SqlChecker: the effect then commits apart from the key"
+        )
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    return AsyncSession
 
 
 def _not_called(_: Message, *__: Any) -> None:

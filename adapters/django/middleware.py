@@ -27,6 +27,7 @@ from idempotent.adapters.idempotency_key import (
     kept,
     key_in,
 )
+from idempotent.adapters.plug_in import caller, consumer_of
 from idempotent.checkers import checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.consumer import Consumer
@@ -35,9 +36,7 @@ from idempotent.function import body_of
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnExpiredLease
-from idempotent.processing.handler import Handler
 from idempotent.processing.holding import held
-from idempotent.registry import default_registry
 
 SETTING: Final = "IDEMPOTENCY"
 _HEADER: Final = "HTTP_IDEMPOTENCY_KEY"
@@ -103,16 +102,15 @@ class IdempotencyKeyMiddleware:
         self._owner_of: Callable[[Any], str] = scope
         self._consumer = cast(
             "Consumer[Any]",
-            default_registry.consumer(
+            consumer_of(
                 "http",
+                caller(None, is_async=False),
                 checker=self._checker,
                 group=group,
                 codec=AnswerCodec(),
                 fingerprint=body_of,
-                max_attempts=None,
                 on_expired_lease=expired,
-                registered=False,
-            )(cast("Any", Handler(_not_called, None, batch=False, is_async=False))),
+            ),
         )
 
     def __call__(self, request: Any) -> Any:
@@ -225,7 +223,3 @@ def _response(answer: Answer) -> HttpResponse:
     if "content-type" not in headers:
         del response["Content-Type"]
     return response
-
-
-def _not_called(_: Message, *__: Any) -> None:
-    raise AssertionError("each call brings its own function")

@@ -42,8 +42,8 @@ FLAT: Final = {"docs", "docs/decisions"}
 # A sentence of this form in a module's docstring lets the file be longer.
 EXCUSE: Final = re.compile(r"^Long because .{10,}?\.$", re.MULTILINE | re.DOTALL)
 # Packages of adapters/ that are no broker: they bring messages in other ways.
-NO_BROKERS: Final = {"django", "spark"}
-# Each has one file in adapters/, with its name, or a package if the framework looks for modules in it.
+NO_BROKERS: Final = {"django", "faststream", "spark"}
+# Each has one file in adapters/, with its name, or a package.
 FRAMEWORKS: Final = {"celery", "django", "dramatiq", "faststream", "mcp", "taskiq"}
 # Packages beside those of servers, for all of them.
 SHARED: Final = {"batching"}
