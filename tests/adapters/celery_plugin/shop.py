@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,19 +18,16 @@ from celery.signals import before_task_publish
 from sqlalchemy.orm import Session
 
 from idempotent.adapters.celery import IdempotentTask, idempotent_task
-from idempotent.checkers import RedisChecker, SqlChecker, TransactionalSqlChecker
-from tests.project.house import ROOT
+from tests.adapters.plug_ins import SETTINGS, NoCodec, Notes, checker_of, kill, running
 
-SETTINGS = "TEST_SHOP"
 LEASE_S = 3.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Notes):
     """Of an application: its servers, and where it writes down what it ran.
 
     Attributes:
-        ran: a file with a line for each run.
         url: of the store of keys.
         table: of the store of keys, or its prefix.
         visibility_s: after which Redis delivers a message again.
@@ -48,42 +41,6 @@ class Settings:
     table: str
     visibility_s: float = 3600
     is_transactional: bool = False
-
-    def lines(self) -> list[str]:
-        path = Path(self.ran)
-        return path.read_text().splitlines() if path.exists() else []
-
-    def note(self, what: str) -> None:
-        with Path(self.ran).open("a") as file:
-            file.write(f"{what}\n")
-
-    def first(self, what: str) -> bool:
-        """Whether nobody asked this before."""
-        try:
-            Path(f"{self.ran}.{what}").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-
-class NoCodec:
-    """Stores nothing."""
-
-    name = "none/1"
-
-    def encode(self, value: Any) -> bytes:
-        raise TypeError
-
-    def decode(self, data: bytes) -> Any:
-        raise TypeError
-
-
-def checker_of(settings: Settings) -> Any:
-    if settings.url.startswith("redis"):
-        return RedisChecker(settings.url, prefix=f"{settings.table}:", lease_s=LEASE_S)
-    if settings.is_transactional:
-        return TransactionalSqlChecker(settings.url, table=settings.table)
-    return SqlChecker(settings.url, table=settings.table, lease_s=LEASE_S)
 
 
 def shop(settings: Settings) -> Celery:
@@ -101,7 +58,7 @@ def shop(settings: Settings) -> Celery:
             "unacked_restore_throttle": 1,
             "global_keyprefix": settings.queue,
         }
-    app.settings, app.checker = settings, checker_of(settings)
+    app.settings, app.checker = settings, checker_of(settings, LEASE_S)
     add_tasks(app)
     add_deaths(app)
     if settings.is_transactional:
@@ -166,7 +123,7 @@ def add_deaths(app: Celery) -> None:
     def die(whole):
         settings.note("die")
         if settings.first("died"):
-            kill(whole=whole)
+            kill(*parent(whole))
         return "lived"
 
     if not settings.is_transactional:
@@ -182,7 +139,7 @@ def add_deaths(app: Celery) -> None:
         if sender == "charge" and dies == "unsent" and settings.first("unsent"):
             raise ConnectionError
         if sender == "tail" and dies in ("child", "whole") and settings.first("published"):
-            kill(whole=dies == "whole")
+            kill(*parent(dies == "whole"))
 
     before_task_publish.connect(on_publish, weak=False)
 
@@ -207,10 +164,8 @@ def add_transactional(app: Celery) -> None:
         return self.request.retries
 
 
-def kill(*, whole: bool = False) -> None:
-    """Kill this process of a worker, and the whole worker before."""
-    for pid in (os.getppid(), os.getpid()) if whole else (os.getpid(),):
-        os.kill(pid, signal.SIGKILL)
+def parent(whole: bool) -> list[int]:
+    return [os.getppid()] if whole else []
 
 
 @contextmanager
@@ -231,21 +186,18 @@ def worker(settings: Settings, pool: str = "prefork", dies: str = "") -> Iterato
         pool: what runs its tasks.
         dies: before the follow-up: `child` or `whole`; `unsent`: the first task that it sends again is not sent.
     """
-    words = ["-A", "tests.adapters.celery_plugin.app", "worker", f"--pool={pool}", "--concurrency=2"]
+    words = [
+        "celery",
+        "-A",
+        "tests.adapters.celery_plugin.app",
+        "worker",
+        f"--pool={pool}",
+        "--concurrency=2",
+    ]
     # Two nodes of one name cannot share a virtual host of RabbitMQ, and tests run side by side.
     alone = ["--without-gossip", "--without-mingle", "--without-heartbeat", f"-n{secrets.token_hex(4)}@test"]
-    alone += ["--loglevel=WARNING"]
-    environ = {**os.environ, SETTINGS: json.dumps(asdict(settings)), "DIES": dies}
-    process = subprocess.Popen([sys.executable, "-m", "celery", *words, *alone], cwd=ROOT, env=environ)
-    try:
+    with running([*words, *alone, "--loglevel=WARNING"], settings, dies) as process:
         yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 __all__ = ["LEASE_S", "SETTINGS", "Settings", "opened", "replace", "shop", "worker"]

@@ -8,10 +8,10 @@ import threading
 from contextlib import ExitStack, contextmanager
 
 import pytest
-import sqlalchemy as sa
 
 from idempotent.testing.adapter_contract import until
-from tests.adapters.celery_plugin.shop import Settings, opened, replace, worker
+from tests.adapters.celery_plugin.shop import opened, replace, worker
+from tests.adapters.plug_ins import effects
 from tests.adapters.rabbitmq.rabbit import Rabbit
 from tests.support.stores import open_store
 
@@ -44,14 +44,6 @@ def on_each(request, settings, broker):
         yield made
     if broker.startswith("amqp"):
         Rabbit(broker).delete(settings.queue)
-
-
-def effects(settings: Settings) -> list[str]:
-    engine = sa.create_engine(settings.url)
-    with engine.connect() as connection:
-        found = list(connection.scalars(sa.text(f"SELECT id FROM {settings.table}_effects")))
-    engine.dispose()
-    return found
 
 
 @contextmanager

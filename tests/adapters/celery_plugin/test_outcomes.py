@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import secrets
-import threading
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 from celery.exceptions import TimeoutError as NoResultError
 
-from idempotent import Message, idempotent
 from idempotent.testing.adapter_contract import until
-from idempotent.testing.proxy import Proxy
 from tests.adapters.celery_plugin.shop import Settings, opened, replace, worker
-from tests.project.house import ROOT
+from tests.adapters.plug_ins import Rows, bury, held, proxied
 from tests.support.tables import new_name
 
 DEADLINE_S = 30
-ROWS: set[tuple[str, str]] = set()
+row = Rows("celery.md", "a task that is")
 
 
 @pytest.fixture(scope="module", params=["threads", pytest.param("prefork", marks=pytest.mark.slow)])
@@ -37,10 +32,6 @@ def order():
     return secrets.token_hex(6)
 
 
-def runs(app, *words):
-    return app.settings.lines().count(" ".join(words))
-
-
 def send(app, name, *args, **options):
     return app.tasks[name].apply_async(args, options.pop("kwargs", None), **options)
 
@@ -56,140 +47,89 @@ def failure(result):
     return type(error).__name__
 
 
-@contextmanager
-def held(app, name, key):
-    """Another process runs the task, and fails in the end."""
-    began, end = threading.Event(), threading.Event()
-
-    def run():
-        began.set()
-        end.wait(DEADLINE_S)
-        raise InterruptedError
-
-    consumer = app.tasks[name]._consumer
-    thread = threading.Thread(target=consumer.process, args=(Message(name, id=key),), kwargs={"call": run})
-    thread.start()
-    assert began.wait(DEADLINE_S)
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
-
-
-def row(cells):
-    """The row of the table that a test proves."""
-
-    def decorate(test):
-        ROWS.add(cells)
-        return test
-
-    return decorate
-
-
-@row(("new", "`SUCCESS` with the result; callbacks, chain and chord go on"))
+@row("new", "`SUCCESS` with the result; callbacks, chain and chord go on")
 @row(
-    (
-        "done before",
-        "`SUCCESS` with the stored result; callbacks, chain and chord go on again, under the same ids",
-    )
+    "done before",
+    "`SUCCESS` with the stored result; callbacks, chain and chord go on again, under the same ids",
 )
 def test_a_new_task_and_a_duplicate_have_the_result_and_the_follow_up(app, order):
     for tails in (1, 2):
         tail = app.tasks["tail"].s().set(task_id=f"tail-{order}")
         result = send(app, "charge", order, task_id=order, link=tail)
         assert finished(result) == ("SUCCESS", [order, 0])
-        until(lambda tails=tails: runs(app, "tail", str([order, 0])) == tails, "the follow-up")
+        until(lambda tails=tails: app.settings.count("tail", str([order, 0])) == tails, "the follow-up")
         result.forget()
-    assert runs(app, "charge", order) == 1
+    assert app.settings.count("charge", order) == 1
 
 
 def test_the_key_may_be_an_argument(app, order):
     answers = [finished(send(app, "ship", kwargs={"order": order})) for _ in range(2)]
     assert answers == [("SUCCESS", f"shipped {order}")] * 2
-    assert runs(app, "ship", order) == 1
+    assert app.settings.count("ship", order) == 1
 
 
-@row(("without a key (`key=` gives None)", "`FAILURE`: `MissingKeyError`"))
+@row("without a key (`key=` gives None)", "`FAILURE`: `MissingKeyError`")
 def test_a_task_without_a_key_fails(app):
     assert failure(send(app, "ship", kwargs={"order": None})) == "MissingKeyError"
-    assert not runs(app, "ship", "None")
+    assert not app.settings.count("ship", "None")
 
 
-@row(
-    ("done before, and its result is not stored", "`FAILURE`: `ResultNotStoredError`; it does not run again")
-)
+@row("done before, and its result is not stored", "`FAILURE`: `ResultNotStoredError`; it does not run again")
 def test_a_duplicate_without_a_stored_result_fails(app, order):
     first = send(app, "count", order, task_id=order)
     assert finished(first) == ("SUCCESS", 1)
     first.forget()
     assert failure(send(app, "count", order, task_id=order)) == "ResultNotStoredError"
-    assert runs(app, "count", order) == 1
+    assert app.settings.count("count", order) == 1
 
 
 @row(
-    (
-        "raising an error",
-        "its own error: `autoretry_for` and `retry()` decide, else `FAILURE`; the key is free",
-    )
+    "raising an error", "its own error: `autoretry_for` and `retry()` decide, else `FAILURE`; the key is free"
 )
 def test_a_failed_task_has_its_own_error_and_may_run_again(app, order):
     for times in (1, 2):
         result = send(app, "refuse", order, task_id=order)
         assert failure(result) == "ZeroDivisionError"
-        assert runs(app, "refuse", order) == times
+        assert app.settings.count("refuse", order) == times
         result.forget()
     result = send(app, "again", order, task_id=f"again-{order}")
     assert finished(result) == ("SUCCESS", 1)
-    assert runs(app, "again", order) == 2
+    assert app.settings.count("again", order) == 2
 
 
-@row(
-    ("raising `Retry`, `Ignore` or `Reject`", "what Celery does with it; no failed attempt, the key is free")
-)
+@row("raising `Retry`, `Ignore` or `Reject`", "what Celery does with it; no failed attempt, the key is free")
 def test_what_a_task_answers_celery_reaches_it(app, order):
     for times in (1, 2):
         result = send(app, "ignore", order, task_id=order)
-        until(lambda times=times: runs(app, "ignore", order) == times, "a run")
+        until(lambda times=times: app.settings.count("ignore", order) == times, "a run")
         with pytest.raises(NoResultError):
             result.get(timeout=0.3)
 
 
 @row(
-    (
-        "running now, in another worker",
-        "nothing; its message is sent again with a countdown of up to 5 s and the same `retries`",
-    )
+    "running now, in another worker",
+    "nothing; its message is sent again with a countdown of up to 5 s and the same `retries`",
 )
 def test_a_running_task_comes_again_without_using_up_retries(app, order):
-    with held(app, "charge", order):
+    with held(app.checker, "charge", order):
         result = send(app, "charge", order, task_id=order)
         with pytest.raises(NoResultError):
             result.get(timeout=1)
     assert finished(result) == ("SUCCESS", [order, 0])
-    assert runs(app, "charge", order) == 1
+    assert app.settings.count("charge", order) == 1
 
 
-@row(('dead, or its effect is unknown (`on_expired_lease="park"`)', "`FAILURE`: `DeadKeyError`"))
+@row('dead, or its effect is unknown (`on_expired_lease="park"`)', "`FAILURE`: `DeadKeyError`")
 def test_a_dead_key_fails(app, order):
-    def refuse(order):
-        raise ZeroDivisionError
-
-    bury = idempotent(app.checker, name="charge", group="tests", key="order", dead_for=ZeroDivisionError)(
-        refuse
-    )
-    with pytest.raises(ZeroDivisionError):
-        bury(order)
+    bury(app.checker, "charge", order)
     assert failure(send(app, "charge", order, task_id=order)) == "DeadKeyError"
-    assert not runs(app, "charge", order)
+    assert not app.settings.count("charge", order)
 
 
 @pytest.mark.slow
-@row(("received while the store does not answer", "the same; a task never runs without protection"))
+@row("received while the store does not answer", "the same; a task never runs without protection")
 def test_while_the_store_is_away_a_task_comes_again_without_using_up_retries(settings, redis_url, order):
-    url = sa.make_url(redis_url)
-    with closing(Proxy(url.host, url.port)) as proxy:
-        behind = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+    with proxied(redis_url) as (proxy, behind):
         settings = replace(settings, url=behind)
         with opened(settings) as app, worker(settings, "threads"):
             assert finished(send(app, "charge", "warm")) == ("SUCCESS", ["warm", 0])
@@ -200,19 +140,17 @@ def test_while_the_store_is_away_a_task_comes_again_without_using_up_retries(set
                 result.get(timeout=4)
             proxy.recover()
             assert finished(result) == ("SUCCESS", [order, 0])
-            assert runs(app, "charge", order) == 1
+            assert app.settings.count("charge", order) == 1
 
 
 @pytest.mark.slow
 def test_a_delivery_that_cannot_be_sent_again_is_not_lost(settings, order):
     with opened(settings) as app, worker(settings, "threads", dies="unsent"):
-        with held(app, "charge", order):
+        with held(app.checker, "charge", order):
             result = send(app, "charge", order, task_id=order)
             until(Path(f"{settings.ran}.unsent").exists, "a message that could not be sent")
         assert finished(result) == ("SUCCESS", [order, 0])
 
 
 def test_the_page_has_these_rows():
-    page = (ROOT / "docs" / "celery.md").read_text()
-    table = page.partition("| a task that is |")[2].partition("\n\n")[0].splitlines()[2:]
-    assert {tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in table} == ROWS
+    assert row.on_page() == row.proved

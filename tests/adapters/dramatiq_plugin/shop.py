@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dramatiq
@@ -25,22 +21,17 @@ from dramatiq.results.backends import RedisBackend
 from sqlalchemy.orm import Session
 
 from idempotent.adapters.dramatiq import Idempotency, idempotent_actor
-from idempotent.checkers import RedisChecker, SqlChecker, TransactionalSqlChecker
+from tests.adapters.plug_ins import DEADLINE_S, SETTINGS, NoCodec, Notes, checker_of, kill, running
 from tests.adapters.rabbitmq.rabbit import Rabbit
-from tests.project.house import ROOT
-
-SETTINGS = "TEST_SHOP"
-DEADLINE_S = 100
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Notes):
     """Of a broker: its servers, and where its actors write down what they ran.
 
     Attributes:
         broker: URL of RabbitMQ or Redis.
         results: URL of Redis.
-        ran: a file with a line for each run.
         url: of the store of keys.
         table: of the store of keys, or its prefix.
         lease_s: of its keys. A test that waits for no lease has one that does not end meanwhile.
@@ -55,34 +46,6 @@ class Settings:
     is_transactional: bool = False
     lease_s: float = 600.0
 
-    def lines(self) -> list[str]:
-        path = Path(self.ran)
-        return path.read_text().splitlines() if path.exists() else []
-
-    def note(self, what: str) -> None:
-        with Path(self.ran).open("a") as file:
-            file.write(f"{what}\n")
-
-    def first(self, what: str) -> bool:
-        """Whether nobody asked this before."""
-        try:
-            Path(f"{self.ran}.{what}").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-
-class NoCodec:
-    """Stores nothing."""
-
-    name = "none/1"
-
-    def encode(self, value: Any) -> bytes:
-        raise TypeError
-
-    def decode(self, data: bytes) -> Any:
-        raise TypeError
-
 
 class Dies(Middleware):
     """Kills the worker between the end of an actor and all that dramatiq does afterwards."""
@@ -93,10 +56,6 @@ class Dies(Middleware):
     def after_process_message(self, broker, message, *, result=None, exception=None):
         if message.actor_name == "charge" and self.settings.first("finished"):
             kill()
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Shop:
@@ -123,7 +82,7 @@ class Shop:
         made = [Idempotency(), AsyncIO(), GroupCallbacks(limits), Results(backend=self.backend)]
         for each in [*made, *([Dies(settings)] if dies else [])]:
             self.broker.add_middleware(each)
-        self.checker = checker_of(settings)
+        self.checker = checker_of(settings, settings.lease_s)
         for add in (add_actors, add_failures, add_deaths, add_followers):
             add(self)
         if settings.is_transactional:
@@ -179,14 +138,6 @@ class Shop:
 
 
 shop = Shop
-
-
-def checker_of(settings: Settings) -> Any:
-    if settings.url.startswith("redis"):
-        return RedisChecker(settings.url, prefix=f"{settings.table}:", lease_s=settings.lease_s)
-    if settings.is_transactional:
-        return TransactionalSqlChecker(settings.url, table=settings.table)
-    return SqlChecker(settings.url, table=settings.table, lease_s=settings.lease_s)
 
 
 def retries() -> int:
@@ -327,16 +278,9 @@ def opened(settings: Settings) -> Iterator[Shop]:
 @contextmanager
 def worker(settings: Settings, dies: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """The command `dramatiq`: a process with four threads, and its parent. Both end when the process is killed."""
-    words = ["tests.adapters.dramatiq_plugin.app:broker", "--processes=1", "--threads=4"]
-    words += ["--worker-shutdown-timeout=3000"]
-    environ = {**os.environ, SETTINGS: json.dumps(asdict(settings)), "DIES": dies}
-    process = subprocess.Popen([sys.executable, "-m", "dramatiq", *words], cwd=ROOT, env=environ)
-    try:
+    words = ["dramatiq", "tests.adapters.dramatiq_plugin.app:broker", "--processes=1", "--threads=4"]
+    with running([*words, "--worker-shutdown-timeout=3000"], settings, dies) as process:
         yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+
+
+__all__ = ["DEADLINE_S", "SETTINGS", "Settings", "opened", "replace", "shop", "worker"]

@@ -6,10 +6,10 @@ import signal
 from contextlib import contextmanager
 
 import pytest
-import sqlalchemy as sa
 from dramatiq.results import ResultFailure
 
 from tests.adapters.dramatiq_plugin.shop import DEADLINE_S, opened, replace, worker
+from tests.adapters.plug_ins import effects
 from tests.support.stores import open_store
 
 pytestmark = pytest.mark.slow
@@ -81,10 +81,7 @@ def test_an_effect_in_the_database_commits_with_the_key(request, settings, broke
                 assert shop.result(again) == order
                 assert shop.result(shop.send("rebook", f"{order}-2")) == 1
         assert settings.lines() == [f"book {order}"] * 2
-        engine = sa.create_engine(settings.url)
-        with engine.connect() as connection:
-            found = list(connection.scalars(sa.text(f"SELECT id FROM {settings.table}_effects")))
-        engine.dispose()
+        found = effects(settings)
         assert [each for each in found if each.startswith(order)] == [order, f"{order}-2"]
 
 

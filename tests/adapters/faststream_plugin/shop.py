@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pydantic
@@ -24,23 +21,21 @@ from faststream.rabbit import RabbitRouter as Queues
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from idempotent.adapters.faststream import IdempotentMiddleware, session
-from idempotent.checkers import RedisChecker, TransactionalSqlChecker
 from idempotent.testing.adapter_contract import until
-from tests.project.house import ROOT
+from tests.adapters import plug_ins
+from tests.adapters.plug_ins import SETTINGS, Notes, kill, running
 
-SETTINGS = "TEST_SHOP"
 LEASE_S = 3.0
 GROUP = "tests"
 QUEUES = ("book", "note", "refuse", "answer", "nack", "park")
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Notes):
     """Of an application: its servers, and where it writes down what it ran.
 
     Attributes:
         queue: what its queues or topics begin with.
-        ran: a file with a line for each run.
         url: of the store of keys.
         table: of the store of keys, or its prefix.
         dies: the point at which the first process is killed: `handler`, `published`, `acknowledged`.
@@ -55,26 +50,10 @@ class Settings:
     hold_s: float = 0.3
     dies: str = ""
 
-    def lines(self) -> list[str]:
-        path = Path(self.ran)
-        return path.read_text().splitlines() if path.exists() else []
-
-    def note(self, what: str) -> None:
-        with Path(self.ran).open("a") as file:
-            file.write(f"{what}\n")
-
-    def first(self, what: str) -> bool:
-        """Whether nobody asked this before."""
-        try:
-            Path(f"{self.ran}.{what}").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
     def reach(self, point: str) -> None:
         """Die at the named point, once."""
         if point == self.dies and self.first(point):
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill()
 
 
 class Order(pydantic.BaseModel):
@@ -88,9 +67,7 @@ class Receipt(pydantic.BaseModel):
 
 
 def checker_of(settings: Settings) -> Any:
-    if settings.is_transactional:
-        return TransactionalSqlChecker(create_async_engine(settings.url), table=settings.table)
-    return RedisChecker(settings.url, prefix=f"{settings.table}:", lease_s=LEASE_S)
+    return plug_ins.checker_of(settings, LEASE_S, create_async_engine)
 
 
 def shop(settings: Settings) -> FastStream:
@@ -200,7 +177,7 @@ def add_park(broker: Any, settings: Settings, middleware: IdempotentMiddleware) 
     @subscriber_of(router, settings, "park")
     async def park(body: str) -> None:
         settings.note(f"park {body}")
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill()
 
     broker.include_router(router)
 
@@ -209,20 +186,9 @@ def add_park(broker: Any, settings: Settings, middleware: IdempotentMiddleware) 
 def worker(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     """A process that runs the application, which has started."""
     starts = settings.lines().count("started")
-    environ = {**os.environ, SETTINGS: json.dumps(asdict(settings))}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.adapters.faststream_plugin.shop"], cwd=ROOT, env=environ
-    )
-    try:
+    with running(["tests.adapters.faststream_plugin.shop"], settings) as process:
         until(lambda: settings.lines().count("started") > starts or process.poll() is not None, "a start")
         yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 __all__ = ["GROUP", "LEASE_S", "QUEUES", "Settings", "checker_of", "replace", "shop", "worker"]

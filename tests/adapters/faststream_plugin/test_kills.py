@@ -8,13 +8,13 @@ import signal
 from contextlib import contextmanager
 
 import pytest
-import sqlalchemy as sa
 
 from idempotent import Message
 from idempotent.adapters.copies import KEY_HEADER
 from idempotent.testing.adapter_contract import until
 from tests.adapters.faststream_plugin.shop import QUEUES, replace, worker
 from tests.adapters.kafka.broker import Broker
+from tests.adapters.plug_ins import effects
 from tests.support.stores import open_store
 
 pytestmark = pytest.mark.slow
@@ -91,14 +91,6 @@ def on_kafka(request, kafka_bootstrap, settings):
         shop = OnKafka(Broker(kafka_bootstrap), made)
         shop.declare()
         yield shop
-
-
-def effects(settings):
-    engine = sa.create_engine(settings.url)
-    with engine.connect() as connection:
-        found = list(connection.scalars(sa.text(f"SELECT id FROM {settings.table}_effects")))
-    engine.dispose()
-    return found
 
 
 def die_and_end(shop, point):

@@ -10,21 +10,20 @@ from contextlib import closing, contextmanager
 
 import pika
 import pytest
-import sqlalchemy as sa
 from faststream import AckPolicy
 from faststream.rabbit import RabbitBroker, RabbitQueue
 
-from idempotent import Message, idempotent
+from idempotent import Message
 from idempotent.adapters.faststream import IdempotentMiddleware
 from idempotent.checkers import MemoryChecker
 from idempotent.testing.adapter_contract import until
-from idempotent.testing.proxy import Proxy
+from tests.adapters import plug_ins
 from tests.adapters.faststream_plugin.conftest import settings_of
 from tests.adapters.faststream_plugin.shop import GROUP, QUEUES, checker_of, replace, worker
-from tests.project.house import ROOT
+from tests.adapters.plug_ins import Rows, proxied
 
 DEADLINE_S = 30
-ROWS: set[tuple[str, str]] = set()
+row = Rows("faststream.md", "a message that is")
 
 
 @pytest.fixture(scope="module")
@@ -44,24 +43,10 @@ def order():
     return secrets.token_hex(6)
 
 
-def row(cells):
-    """The row of the table that a test proves."""
-
-    def decorate(test):
-        ROWS.add(cells)
-        return test
-
-    return decorate
-
-
 def send(rabbit, app, name, body, message_id, times=1):
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
     for _ in range(times):
         rabbit.send(Message(f"{app.queue}.{name}", body, id=message_id))
-
-
-def runs(app, *words):
-    return app.lines().count(" ".join(words))
 
 
 def seen(rabbit, app, queue, text):
@@ -72,40 +57,20 @@ def seen(rabbit, app, queue, text):
 @contextmanager
 def held(app, name, key, group_id=""):
     """Another process handles the message, and fails in the end."""
-    began, end = threading.Event(), threading.Event()
-
-    def run(key):
-        began.set()
-        end.wait(DEADLINE_S)
-        raise InterruptedError
-
-    with closing(checker_of(app)) as checker:
-        group = f"{GROUP}/{group_id}" if group_id else GROUP
-        running = idempotent(checker, name=f"{app.queue}.{name}", group=group, key="key")(run)
-
-        def fail():
-            with pytest.raises(InterruptedError):
-                running(key)
-
-        thread = threading.Thread(target=fail)
-        thread.start()
-        assert began.wait(DEADLINE_S)
-        try:
-            yield
-        finally:
-            end.set()
-            thread.join()
+    group = f"{GROUP}/{group_id}" if group_id else GROUP
+    with closing(checker_of(app)) as checker, plug_ins.held(checker, f"{app.queue}.{name}", key, group):
+        yield
 
 
-@row(("new", "its output is published, and the message acknowledged"))
-@row(("done before, with an output", "the stored output is published again, under the same id; acknowledged"))
+@row("new", "its output is published, and the message acknowledged")
+@row("done before, with an output", "the stored output is published again, under the same id; acknowledged")
 def test_a_duplicate_publishes_the_stored_output_under_the_same_id(rabbit, app, order):
     send(rabbit, app, "book", {"order": order}, order, times=3)
     outputs = until(lambda: found if len(found := seen(rabbit, app, "out", order)) == 3 else None, "outputs")
     assert {each.body for each in outputs} == {b'{"order":"%s","clerk":"alice"}' % order.encode()}
     assert {each.raw.properties.content_type for each in outputs} == {"application/json"}
     assert len({each.id for each in outputs}) == 1
-    assert runs(app, "book", order) == 1
+    assert app.count("book", order) == 1
     send(rabbit, app, "book", {"order": order}, f"other {order}")
     until(lambda: len({each.id for each in seen(rabbit, app, "out", order)}) == 2, "another id")
 
@@ -118,7 +83,7 @@ def test_a_duplicate_sends_the_stored_reply_again(rabbit, app, order):
             rabbit.publish(channel, f"{app.queue}.book", json.dumps({"order": order}).encode(), properties)
     replies = until(lambda: found if len(found := rabbit.look(name)) == 2 else None, "replies")
     assert len({(each.id, each.body) for each in replies}) == 1
-    assert runs(app, "book", order) == 1
+    assert app.count("book", order) == 1
 
 
 def test_a_message_that_no_handler_is_to_get_passes_through(rabbit, app):
@@ -163,72 +128,66 @@ def test_a_subscriber_that_is_refused_stops_and_its_message_returns(rabbit, capl
     assert "subscriber_refused" in [getattr(line, "event", "") for line in caplog.records]
 
 
-@row(("done before, without an output", "acknowledged; nothing is published"))
+@row("done before, without an output", "acknowledged; nothing is published")
 def test_a_duplicate_without_an_output_is_acknowledged(rabbit, app, order):
     send(rabbit, app, "note", order, order, times=3)
     send(rabbit, app, "note", f"last {order}", f"last {order}")
-    until(lambda: runs(app, "note", f"last {order}"), "the last message")
-    assert runs(app, "note", order) == 1
+    until(lambda: app.count("note", f"last {order}"), "the last message")
+    assert app.count("note", order) == 1
     assert not seen(rabbit, app, "dead", order)
 
 
 @row(
-    (
-        "in use: another worker handles it",
-        "held for up to `hold_s`, then returned to RabbitMQ; on Kafka held until the key is free",
-    )
+    "in use: another worker handles it",
+    "held for up to `hold_s`, then returned to RabbitMQ; on Kafka held until the key is free",
 )
 def test_a_message_whose_key_is_in_use_comes_again(rabbit, app, order):
     with held(app, "book", order):
         send(rabbit, app, "book", {"order": order}, order)
         threading.Event().wait(3 * app.hold_s)
-        assert not runs(app, "book", order)
+        assert not app.count("book", order)
     until(lambda: seen(rabbit, app, "out", order), "an output")
-    assert runs(app, "book", order) == 1
+    assert app.count("book", order) == 1
     assert not seen(rabbit, app, "dead", order)
 
 
-@row(("raising an error", "its own error: `ack_policy` decides; the key is free"))
+@row("raising an error", "its own error: `ack_policy` decides; the key is free")
 def test_a_failed_message_is_left_to_the_policy_and_may_run_again(rabbit, app, order):
     for times in (1, 2):
         send(rabbit, app, "refuse", order, order)
         until(lambda times=times: len(seen(rabbit, app, "dead", order)) == times, "a dead letter")
-        assert runs(app, "refuse", order) == times
+        assert app.count("refuse", order) == times
     send(rabbit, app, "nack", order, order)
     until(lambda: seen(rabbit, app, "out", order), "an output")
-    assert runs(app, "nack", order) == 2
+    assert app.count("nack", order) == 2
 
 
 @row(
-    (
-        "answered with `NackMessage`, `RejectMessage` or `SkipMessage`",
-        "what FastStream does with it; no failed attempt, the key is free",
-    )
+    "answered with `NackMessage`, `RejectMessage` or `SkipMessage`",
+    "what FastStream does with it; no failed attempt, the key is free",
 )
 def test_a_message_that_the_handler_rejects_may_run_again(rabbit, app, order):
     body = f"RejectMessage {order}"
     for times in (1, 2):
         send(rabbit, app, "answer", body, order)
         until(lambda times=times: len(seen(rabbit, app, "dead", order)) == times, "a dead letter")
-        assert runs(app, "answer", body) == times
+        assert app.count("answer", body) == times
 
 
-@row(("answered with `AckMessage`", "acknowledged, without an output; the key is done"))
+@row("answered with `AckMessage`", "acknowledged, without an output; the key is done")
 def test_a_message_that_the_handler_acknowledges_is_done(rabbit, app, order):
     body = f"AckMessage {order}"
     send(rabbit, app, "answer", body, order, times=2)
     send(rabbit, app, "answer", f"AckMessage last {order}", f"last {order}")
-    until(lambda: runs(app, "answer", f"AckMessage last {order}"), "the last message")
-    assert runs(app, "answer", body) == 1
+    until(lambda: app.count("answer", f"AckMessage last {order}"), "the last message")
+    assert app.count("answer", body) == 1
     assert not seen(rabbit, app, "out", order)
     assert not seen(rabbit, app, "dead", order)
 
 
 @row(
-    (
-        "not what the parameters say, or not decoded",
-        "rejected, before the handler runs; the log names the field; the key is free",
-    )
+    "not what the parameters say, or not decoded",
+    "rejected, before the handler runs; the log names the field; the key is free",
 )
 @pytest.mark.parametrize("body", ['{"seconds": "%s"}', '{"order": "%s", "seconds": "long"}'])
 def test_a_body_that_pydantic_refuses_is_rejected(rabbit, app, order, body):
@@ -236,42 +195,31 @@ def test_a_body_that_pydantic_refuses_is_rejected(rabbit, app, order, body):
     until(lambda: seen(rabbit, app, "dead", order), "a dead letter")
     send(rabbit, app, "book", {"order": order}, order)
     until(lambda: seen(rabbit, app, "out", order), "an output")
-    assert runs(app, "book", order) == 1
+    assert app.count("book", order) == 1
 
 
-@row(("without a key", "rejected"))
+@row("without a key", "rejected")
 def test_a_message_without_a_key_is_rejected(rabbit, app, order):
     send(rabbit, app, "book", {"order": order}, None)
     until(lambda: seen(rabbit, app, "dead", order), "a dead letter")
-    assert not runs(app, "book", order)
+    assert not app.count("book", order)
 
 
 @row(
-    (
-        'dead, or its effect is unknown (`on_expired_lease="park"`)',
-        "rejected, with the log line `message_dead`",
-    )
+    'dead, or its effect is unknown (`on_expired_lease="park"`)', "rejected, with the log line `message_dead`"
 )
 def test_a_dead_message_is_rejected(rabbit, app, order):
     with closing(checker_of(app)) as checker:
-
-        @idempotent(checker, name=f"{app.queue}.book", group=GROUP, key="key", dead_for=ZeroDivisionError)
-        def bury(key):
-            raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            bury(order)
+        plug_ins.bury(checker, f"{app.queue}.book", order, GROUP)
     send(rabbit, app, "book", {"order": order}, order)
     until(lambda: seen(rabbit, app, "dead", order), "a dead letter")
-    assert not runs(app, "book", order)
+    assert not app.count("book", order)
 
 
 @pytest.mark.slow
-@row(("received while the store does not answer", "the same; a message is never handled without protection"))
+@row("received while the store does not answer", "the same; a message is never handled without protection")
 def test_while_the_store_is_away_a_message_comes_again(rabbit, settings, redis_url, order):
-    url = sa.make_url(redis_url)
-    with closing(Proxy(url.host, url.port)) as proxy:
-        behind = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+    with proxied(redis_url) as (proxy, behind):
         settings = replace(settings, url=behind)
         with worker(settings):
             send(rabbit, settings, "book", {"order": "warm"}, "warm")
@@ -280,14 +228,12 @@ def test_while_the_store_is_away_a_message_comes_again(rabbit, settings, redis_u
             proxy.cut()
             send(rabbit, settings, "book", {"order": order}, order)
             threading.Event().wait(3)
-            assert not runs(settings, "book", order)
+            assert not settings.count("book", order)
             proxy.recover()
             until(lambda: seen(rabbit, settings, "out", order), "an output")
-            assert runs(settings, "book", order) == 1
+            assert settings.count("book", order) == 1
             assert not seen(rabbit, settings, "dead", order)
 
 
 def test_the_page_has_these_rows():
-    page = (ROOT / "docs" / "faststream.md").read_text()
-    table = page.partition("| a message that is |")[2].partition("\n\n")[0].splitlines()[2:]
-    assert {tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in table} == ROWS
+    assert row.on_page() == row.proved

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -23,20 +20,15 @@ from taskiq.kicker import AsyncKicker
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 from idempotent.adapters.taskiq import idempotent_task
-from idempotent.checkers import RedisChecker, SqlChecker, TransactionalSqlChecker
-from tests.project.house import ROOT
-
-SETTINGS = "TEST_SHOP"
-DEADLINE_S = 100
+from tests.adapters.plug_ins import DEADLINE_S, SETTINGS, NoCodec, Notes, checker_of, kill, running
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Notes):
     """Of a broker: its servers, and where its tasks write down what they ran.
 
     Attributes:
         redis: of the broker and the results.
-        ran: a file with a line for each run.
         url: of the store of keys.
         table: of the store of keys, or its prefix.
         lease_s: of its keys. A test that waits for no lease has one that does not end meanwhile.
@@ -51,34 +43,6 @@ class Settings:
     is_transactional: bool = False
     lease_s: float = 600.0
     idle_s: float = 600.0
-
-    def lines(self) -> list[str]:
-        path = Path(self.ran)
-        return path.read_text().splitlines() if path.exists() else []
-
-    def note(self, what: str) -> None:
-        with Path(self.ran).open("a") as file:
-            file.write(f"{what}\n")
-
-    def first(self, what: str) -> bool:
-        """Whether nobody asked this before."""
-        try:
-            Path(f"{self.ran}.{what}").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-
-class NoCodec:
-    """Stores nothing."""
-
-    name = "none/1"
-
-    def encode(self, value: Any) -> bytes:
-        raise TypeError
-
-    def decode(self, data: bytes) -> Any:
-        raise TypeError
 
 
 @dataclass
@@ -101,10 +65,6 @@ class Follows(TaskiqMiddleware):
 
     def post_save(self, message, result):
         self.settings.note(f"saved {message.task_id}")
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Shop:
@@ -131,7 +91,7 @@ class Shop:
         self.broker: Any = broker.with_result_backend(self.backend).with_middlewares(
             SimpleRetryMiddleware(default_retry_count=2), follows
         )
-        self.checker = checker_of(settings)
+        self.checker = checker_of(settings, settings.lease_s, create_async_engine)
         if settings.is_transactional:
             add_transactional(self)
         else:
@@ -176,14 +136,6 @@ class Shop:
         self.run(self.broker.shutdown())
         self.checker.close()
         self.runner.close()
-
-
-def checker_of(settings: Settings) -> Any:
-    if settings.url.startswith("redis"):
-        return RedisChecker(settings.url, prefix=f"{settings.table}:", lease_s=settings.lease_s)
-    if settings.is_transactional:
-        return TransactionalSqlChecker(create_async_engine(settings.url), table=settings.table)
-    return SqlChecker(settings.url, table=settings.table, lease_s=settings.lease_s)
 
 
 def add_tasks(shop: Shop) -> None:
@@ -307,21 +259,17 @@ def opened(settings: Settings) -> Iterator[Shop]:
 @contextmanager
 def worker(settings: Settings, dies: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """The command `taskiq worker`: one process, and its parent, which starts another one when it dies."""
-    words = ["worker", "tests.adapters.taskiq_plugin.app:broker", "--workers=1", "--log-level=WARNING"]
-    words += ["--wait-tasks-timeout=1", "--shutdown-timeout=2"]
-    environ = {**os.environ, SETTINGS: json.dumps(asdict(settings)), "DIES": dies}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "taskiq", *words], cwd=ROOT, env=environ, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    words = ["taskiq", "worker", "tests.adapters.taskiq_plugin.app:broker", "--workers=1"]
+    words += ["--log-level=WARNING", "--wait-tasks-timeout=1", "--shutdown-timeout=2"]
+    with running(words, settings, dies, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 __all__ = ["DEADLINE_S", "SETTINGS", "Receipt", "Settings", "Shop", "opened", "worker"]

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-import sqlalchemy as sa
 
 from idempotent.testing.adapter_contract import until
+from tests.adapters.plug_ins import effects
 from tests.adapters.taskiq_plugin.shop import opened, worker
 from tests.support.stores import open_store
 
@@ -58,10 +58,7 @@ def test_an_effect_in_the_database_commits_with_the_key(request, settings, order
             until(lambda: settings.lines().count(f"saved {order}") >= 2, "the result of the copy")
             assert shop.result(order) == order
         assert ran(settings) == [f"book {order}"] * 2
-        engine = sa.create_engine(settings.url)
-        with engine.connect() as connection:
-            found = list(connection.scalars(sa.text(f"SELECT id FROM {settings.table}_effects")))
-        engine.dispose()
+        found = effects(settings)
         assert found.count(order) == 1
 
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
-from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
-import sqlalchemy as sa
 
-from idempotent import idempotent
 from idempotent.testing.adapter_contract import until
-from idempotent.testing.proxy import Proxy
-from tests.adapters.taskiq_plugin.shop import DEADLINE_S, Settings, opened, worker
-from tests.project.house import ROOT
+from tests.adapters.plug_ins import Rows, bury, held, proxied
+from tests.adapters.taskiq_plugin.shop import Settings, opened, worker
 from tests.support.tables import new_name
 
-ROWS: set[tuple[str, str]] = set()
+row = Rows("taskiq.md", "a task that is")
 AT = "2026-11-28T21:00:00"
 
 
@@ -31,81 +26,40 @@ def shop(redis_url, tmp_path_factory):
         yield shop
 
 
-def runs(shop, *words):
-    return shop.settings.lines().count(" ".join(words))
-
-
 def saved(shop, task_id, times):
     """A result is stored for as many copies."""
-    until(lambda: runs(shop, "saved", task_id) == times, f"{times} stored results")
+    until(lambda: shop.settings.count("saved", task_id) == times, f"{times} stored results")
     return shop.result(task_id)
 
 
-@contextmanager
-def held(shop, name, key):
-    """Another process runs the task, and fails in the end."""
-    began, end = threading.Event(), threading.Event()
-
-    @idempotent(shop.checker, name=name, group="tests", key="key")
-    def run(key):
-        began.set()
-        end.wait(DEADLINE_S)
-        raise InterruptedError
-
-    def go():
-        with pytest.raises(InterruptedError):
-            run(key)
-
-    thread = threading.Thread(target=go)
-    thread.start()
-    assert began.wait(DEADLINE_S)
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
-
-
-def row(cells):
-    """The row of the table that a test proves."""
-
-    def decorate(test):
-        ROWS.add(cells)
-        return test
-
-    return decorate
-
-
-@row(("new", "stores the result, and calls `post_execute` and `post_save`"))
-@row(("done before", "stores the stored result, and calls them again"))
+@row("new", "stores the result, and calls `post_execute` and `post_save`")
+@row("done before", "stores the stored result, and calls them again")
 @pytest.mark.parametrize(("name", "value"), [("charge", ["{}!", 0]), ("pack", "{}!")])
 def test_a_new_task_and_a_duplicate_have_the_result_and_the_follow_up(shop, order, name, value):
     wanted = [value[0].format(order), 0] if isinstance(value, list) else value.format(order)
     for times in (1, 2):
         shop.send(name, order, task_id=order)
         assert saved(shop, order, times) == wanted
-    assert runs(shop, name, order) == 1
+    assert shop.settings.count(name, order) == 1
 
 
 def test_the_key_may_be_an_argument_and_the_result_a_dataclass(shop, order):
     for task_id in (f"{order}-1", f"{order}-2"):
         shop.send("ship", AT, order=order, task_id=task_id)
         assert shop.result(task_id) == {"order": order, "at": AT}
-    assert runs(shop, "ship", order) == 1
+    assert shop.settings.count("ship", order) == 1
 
 
-@row(("without a key (`key=` gives None)", "the same: `MissingKeyError`"))
+@row("without a key (`key=` gives None)", "the same: `MissingKeyError`")
 def test_a_task_without_a_key_fails(shop, order):
     shop.send("ship", AT, order=None, task_id=order)
     assert saved(shop, order, 1) == "MissingKeyError"
-    assert not runs(shop, "ship", "None")
+    assert not shop.settings.count("ship", "None")
 
 
 @row(
-    (
-        "done before, and its result is not stored",
-        "stores `ResultNotStoredError`, without a retry, unless it has a result of that id; it does not run again",
-    )
+    "done before, and its result is not stored",
+    "stores `ResultNotStoredError`, without a retry, unless it has a result of that id; it does not run again",
 )
 def test_a_duplicate_without_a_stored_result_fails(shop, order):
     shop.send("count", order, task_id=f"{order}-1")
@@ -116,87 +70,74 @@ def test_a_duplicate_without_a_stored_result_fails(shop, order):
     shop.send("count", order, task_id=f"{order}-3")
     assert saved(shop, f"{order}-3", 1) == "ResultNotStoredError"
     assert saved(shop, f"{order}-1", 1) == 1
-    assert runs(shop, "count", order) == 1
+    assert shop.settings.count("count", order) == 1
 
 
-@row(("raising an error", "its own error: `retry_on_error` and `max_retries` decide; the key is free"))
+@row("raising an error", "its own error: `retry_on_error` and `max_retries` decide; the key is free")
 def test_a_failed_task_has_its_own_error_and_may_run_again(shop, order):
     for times in (1, 2):
         shop.send("refuse", order, task_id=order)
         assert saved(shop, order, times) == "ZeroDivisionError"
-        assert runs(shop, "refuse", order) == 2 * times
+        assert shop.settings.count("refuse", order) == 2 * times
 
 
 @row(
-    (
-        "raising `NoResultError` (`context.requeue()`) or `TaskRejectedError`",
-        "what it does with it; no failed attempt, the key is free",
-    )
+    "raising `NoResultError` (`context.requeue()`) or `TaskRejectedError`",
+    "what it does with it; no failed attempt, the key is free",
 )
 def test_what_a_task_answers_reaches_taskiq(shop, order):
     assert shop.result(shop.send("again", order)) == "ended"
-    assert runs(shop, "again", order) == 2
+    assert shop.settings.count("again", order) == 2
     for times in (1, 2):
         shop.send("reject", order, task_id=order)
         # The type of this error does not come through the result backend.
         assert saved(shop, order, times) == "Exception"
-        assert runs(shop, "reject", order) == times
+        assert shop.settings.count("reject", order) == times
 
 
 @row(
-    (
-        "ended by its label `timeout`, an `async def`",
-        "`TimeoutError`: as with an error; `on_cancel` decides on the key, which is free by default",
-    )
+    "ended by its label `timeout`, an `async def`",
+    "`TimeoutError`: as with an error; `on_cancel` decides on the key, which is free by default",
 )
 def test_a_task_that_took_too_long_may_run_again(shop, order):
     shop.send("slow", order, task_id=order)
     assert saved(shop, order, 1) == "ended"
-    assert runs(shop, "slow", order) == 2
+    assert shop.settings.count("slow", order) == 2
 
 
 def test_a_task_that_is_to_finish_runs_to_its_end_and_its_retry_has_the_result(shop, order):
     shop.send("finish", order, task_id=order)
     assert saved(shop, order, 1) == "ended"
-    assert runs(shop, "finish", order) == 1
+    assert shop.settings.count("finish", order) == 1
 
 
 @row(
-    (
-        "running now, in another worker",
-        "holds it for up to a second, then sends it again with `requeue()`, and the same `_retries`",
-    )
+    "running now, in another worker",
+    "holds it for up to a second, then sends it again with `requeue()`, and the same `_retries`",
 )
 @pytest.mark.parametrize(("name", "value"), [("charge", ["{}!", 0]), ("pack", "{}!")])
 def test_a_running_task_comes_again_without_using_up_retries(shop, order, name, value):
     wanted = [value[0].format(order), 0] if isinstance(value, list) else value.format(order)
-    with held(shop, name, order):
+    with held(shop.checker, name, order):
         shop.send(name, order, task_id=order)
         time.sleep(3)
         assert not shop.is_ready(order)
     assert saved(shop, order, 1) == wanted
-    assert runs(shop, name, order) == 1
+    assert shop.settings.count(name, order) == 1
 
 
-@row(('dead, or its effect is unknown (`on_expired_lease="park"`)', "stores `DeadKeyError`, without a retry"))
+@row('dead, or its effect is unknown (`on_expired_lease="park"`)', "stores `DeadKeyError`, without a retry")
 def test_a_dead_key_fails(shop, order):
-    def refuse(order):
-        raise ZeroDivisionError
-
-    declare = idempotent(shop.checker, name="charge", group="tests", key="order", dead_for=ZeroDivisionError)
-    with pytest.raises(ZeroDivisionError):
-        declare(refuse)(order)
+    bury(shop.checker, "charge", order)
     shop.send("charge", order, task_id=order)
     assert saved(shop, order, 1) == "DeadKeyError"
-    assert not runs(shop, "charge", order)
+    assert not shop.settings.count("charge", order)
 
 
 @pytest.mark.slow
-@row(("received while the store does not answer", "the same; a task never runs without protection"))
+@row("received while the store does not answer", "the same; a task never runs without protection")
 def test_while_the_store_is_away_a_task_comes_again_without_using_up_retries(settings, redis_url, order):
-    url = sa.make_url(redis_url)
-    with closing(Proxy(url.host, url.port)) as proxy:
-        behind = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+    with proxied(redis_url) as (proxy, behind):
         settings = replace(settings, url=behind)
         with opened(settings) as shop, worker(settings):
             assert shop.result(shop.send("charge", "warm")) == ["warm!", 0]
@@ -207,10 +148,8 @@ def test_while_the_store_is_away_a_task_comes_again_without_using_up_retries(set
             assert not shop.is_ready(order)
             proxy.recover()
             assert shop.result(order) == [f"{order}!", 0]
-            assert runs(shop, "charge", order) == 1
+            assert shop.settings.count("charge", order) == 1
 
 
 def test_the_page_has_these_rows():
-    page = (ROOT / "docs" / "taskiq.md").read_text()
-    table = page.partition("| a task that is |")[2].partition("\n\n")[0].splitlines()[2:]
-    assert {tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in table} == ROWS
+    assert row.on_page() == row.proved
