@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from idempotent.adapters.asgi_request import (
     App,
@@ -146,18 +146,15 @@ class IdempotencyKeyMiddleware:
         session_type = async_session(made, "IdempotencyKeyMiddleware")
         transactions = made if isinstance(made, TransactionHooks) else None
         self._settings = Settings(app, made, transactions, session_type, self._rules)
-        self._consumer = cast(
-            "AsyncConsumer",
-            consumer_of(
-                "http",
-                caller(session_type, is_async=True),
-                checker=made,
-                group=group,
-                codec=AnswerCodec(),
-                fingerprint=body_of,
-                on_expired_lease=on_expired_lease,
-                on_cancel="finish",
-            ),
+        self._consumer: AsyncConsumer = consumer_of(
+            "http",
+            caller(session_type, is_async=True),
+            checker=made,
+            group=group,
+            codec=AnswerCodec(),
+            fingerprint=body_of,
+            on_expired_lease=on_expired_lease,
+            on_cancel="finish",
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

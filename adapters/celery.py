@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal, NoReturn
 from idempotent.adapters import plug_in
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.codecs import Codec, codec_for
-from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, MissingExtraError
 from idempotent.function import Id
 from idempotent.logs import EventLog
@@ -74,7 +73,7 @@ class IdempotentTask(Task):  # type: ignore[misc] # Celery ships no types
     reject_on_worker_lost = True
 
     _task: ClassVar[plug_in.Task]
-    _consumer: ClassVar[AnyConsumer]
+    _consumer: ClassVar[Any]
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:

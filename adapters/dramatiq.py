@@ -8,17 +8,10 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, ParamSpec, TypeVar, cast
 
-from idempotent.adapters.plug_in import Task
+from idempotent.adapters.plug_in import FINAL, Task
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.codecs import Codec
-from idempotent.errors import (
-    ConfigurationError,
-    DeadKeyError,
-    MissingExtraError,
-    MissingKeyError,
-    ResultNotStoredError,
-    described,
-)
+from idempotent.codecs import Codec, codec_for
+from idempotent.errors import ConfigurationError, MissingExtraError, described
 from idempotent.function import Id
 from idempotent.logs import EventLog
 from idempotent.processing.holding import HELD, retry_after_s
@@ -41,7 +34,6 @@ R = TypeVar("R")
 _OPTION: Final = "idempotent"
 _DEMANDED: Final = frozenset({"checker", "group"})
 _OPTIONS: Final = frozenset({*_DEMANDED, "key", "codec", "on_expired_lease"})
-_FINAL: Final = (DeadKeyError, ResultNotStoredError, MissingKeyError)
 _ANSWERS: Final = (Retry, RateLimitExceeded, SkipMessage)
 _LONGEST_DELAY_S: Final = 5.0
 # The message whose actor runs here: the actor may call itself, or another one, as a function.
@@ -107,10 +99,9 @@ class IdempotentActor(Actor[P, R]):
             )
         # dramatiq runs an `async def` in another thread, and waits for it in this one.
         task.handler = replace(task.handler, is_async=False)
-        task.declare(actor_name, codec=given.pop("codec", None), **given)
-        self._consumer = task.consumer
+        task.declare(actor_name, codec=given.pop("codec", None) or codec_for(fn), **given)
         thrown = options.get("throws") or ()
-        options["throws"] = (*(thrown if isinstance(thrown, tuple) else (thrown,)), *_FINAL)
+        options["throws"] = (*(thrown if isinstance(thrown, tuple) else (thrown,)), *FINAL)
         super().__init__(
             fn,
             broker=broker,
@@ -122,7 +113,7 @@ class IdempotentActor(Actor[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the actor once for its key, if a worker calls it."""
-        proxy, consumer, plain = CurrentMessage.get_current_message(), self._consumer, super().__call__
+        proxy, plain = CurrentMessage.get_current_message(), super().__call__
         if proxy is None or proxy is _running.get() or proxy.actor_name != self.actor_name:
             return plain(*args, **kwargs)
 
@@ -133,8 +124,9 @@ class IdempotentActor(Actor[P, R]):
             finally:
                 _running.reset(token)
 
-        message = self._task.message(proxy.message_id, args, kwargs)
-        result = self._task.process(message, run)
+        task, consumer = self._task, self._task.consumer
+        message = task.message(proxy.message_id, args, kwargs)
+        result = task.process(message, run)
         if result.outcome in HELD:
             again_s = retry_after_s(result, _LONGEST_DELAY_S)
             self._send_again(cast("MessageProxy", proxy), consumer.error_of(message, result), again_s)
@@ -153,7 +145,7 @@ class IdempotentActor(Actor[P, R]):
                 # The broker is away, and still has this copy, which no worker has acknowledged.
                 log.warning(
                     "message_not_sent_again",
-                    extra={"consumer": self._consumer.name, "error": described(error)},
+                    extra={"consumer": self._task.consumer.name, "error": described(error)},
                 )
                 time.sleep(delay_s)
         # Else the middleware Results would store None as the result of a message that is skipped.

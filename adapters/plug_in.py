@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.transactions import TransactionHooks
-from idempotent.codecs import Codec, codec_for
-from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
-from idempotent.errors import ConfigurationError
+from idempotent.errors import ConfigurationError, DeadKeyError, MissingKeyError, ResultNotStoredError
 from idempotent.function import Id, key_of
 from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.processing.handler import Handler, function_of
 from idempotent.registry import default_registry
+
+FINAL: Final = (DeadKeyError, MissingKeyError, ResultNotStoredError)
+"""Errors after which a repetition comes to the same."""
 
 
 class Answered(BaseException):
@@ -48,7 +49,7 @@ class Task:
         ConfigurationError: the function cannot be protected, or has no such argument.
     """
 
-    consumer: AnyConsumer
+    consumer: Any
 
     def __init__(
         self,
@@ -60,42 +61,20 @@ class Task:
         whole = inspect.signature(function)
         parameters = [each for each in whole.parameters.values() if each.name != self.session]
         self.signature: Final = whole.replace(parameters=parameters)
-        self._function = function
         self._key = None if key is None else key_of(key, whole, self.session)
         self._answers = answers
 
-    def declare(self, name: str, *, codec: Codec | None, **options: Any) -> None:
-        """Make the consumer.
-
-        Args:
-            name: of the task, in its keys.
-            codec: stores what the function returns; None: by its annotation.
-            options: others of `@consumer`.
-
-        Raises:
-            ConfigurationError: invalid options.
-        """
-        self.consumer = consumer_of(name, self.handler, codec=codec or codec_for(self._function), **options)
+    def declare(self, name: str, **options: Any) -> None:
+        """Make the consumer; raises a ConfigurationError for invalid options of `@consumer`."""
+        self.consumer = consumer_of(name, self.handler, **options)
 
     def message(self, identity: Id | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message:
-        """The message that stands for one of the framework.
-
-        Args:
-            identity: its id, which is the key unless the task has another one.
-            args: what it carries.
-            kwargs: the same, by name.
-        """
+        """The message of the key of what was sent: its id, and the arguments in it."""
         key = identity if self._key is None else self._key(*args, **kwargs)
         return Message(self.consumer.subject, id=key)
 
     def process(self, message: Message, call: Callable[..., Any]) -> Result:
-        """What came of a message. What the function answers its framework is raised.
-
-        Args:
-            message: the message.
-            call: runs the function; takes the session, by its name.
-        """
-        assert isinstance(self.consumer, Consumer)
+        """What came of a message; raises what the function answers. `call` runs it, and takes its session by name."""
 
         def run(*session: Any) -> Any:
             try:
@@ -104,13 +83,13 @@ class Task:
                 raise Answered(answer) from None
 
         try:
-            return self.consumer.process(message, call=run, session=self.handler.session_type)
+            result: Result = self.consumer.process(message, call=run, session=self.handler.session_type)
         except Answered as answered:
             raise answered.answer from None
+        return result
 
     async def process_async(self, message: Message, call: Callable[..., Awaitable[Any]]) -> Result:
         """The same of an `async def`."""
-        assert isinstance(self.consumer, AsyncConsumer)
 
         async def run(*session: Any) -> Any:
             try:
@@ -119,16 +98,17 @@ class Task:
                 raise Answered(answer) from None
 
         try:
-            return await self.consumer.process(message, call=run, session=self.handler.session_type)
+            result: Result = await self.consumer.process(message, call=run, session=self.handler.session_type)
         except Answered as answered:
             raise answered.answer from None
+        return result
 
     def _given(self, session: tuple[Any, ...]) -> dict[str, Any]:
         return {} if self.session is None else {self.session: session[0]}
 
 
-def consumer_of(subject: str, handler: Handler, **options: Any) -> AnyConsumer:
-    """The consumer of a plug-in: no worker consumes for it, and the framework decides how often to try.
+def consumer_of(subject: str, handler: Handler, **options: Any) -> Any:
+    """The Consumer or AsyncConsumer of a plug-in: no worker consumes for it, and the framework decides on repetition.
 
     Args:
         subject: what its keys are of.
@@ -138,8 +118,8 @@ def consumer_of(subject: str, handler: Handler, **options: Any) -> AnyConsumer:
     Raises:
         ConfigurationError: invalid options.
     """
-    declared = default_registry.consumer(subject, max_attempts=None, registered=False, **options)
-    return cast("AnyConsumer", declared(cast("Any", handler)))
+    declared: Any = default_registry.consumer(subject, max_attempts=None, registered=False, **options)
+    return declared(handler)
 
 
 def caller(session_type: type | None, *, is_async: bool) -> Handler:

@@ -10,16 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Final, Literal, NoReturn, ParamSpec, TypeVar, cast
 
-from idempotent.adapters.plug_in import Task
+from idempotent.adapters.plug_in import FINAL, Task
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.codecs import Codec, codec_for
-from idempotent.errors import (
-    DeadKeyError,
-    MissingExtraError,
-    MissingKeyError,
-    ResultNotStoredError,
-    described,
-)
+from idempotent.errors import MissingExtraError, ResultNotStoredError, described
 from idempotent.function import Id
 from idempotent.logs import EventLog
 from idempotent.message import Message
@@ -40,7 +34,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _CONTEXT: Final = "idempotent_context"
-_FINAL: Final = (DeadKeyError, MissingKeyError, ResultNotStoredError)
 _ANSWERS: Final = (NoResultError, TaskRejectedError)
 
 
@@ -158,7 +151,7 @@ def _end(task: Task, context: Context, message: Message, result: Result) -> Any:
         return _send_again(context, task.consumer.name, retry_after_s(result))
     try:
         return task.consumer.value_of(message, result)
-    except _FINAL as error:
+    except FINAL as error:
         context.message.labels["retry_on_error"] = False
         if isinstance(error, ResultNotStoredError):
             return _keep(context, error)

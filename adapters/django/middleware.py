@@ -100,17 +100,14 @@ class IdempotencyKeyMiddleware:
         self._get_response = get_response
         self._raised: WeakSet[Any] = WeakSet()
         self._owner_of: Callable[[Any], str] = scope
-        self._consumer = cast(
-            "Consumer[Any]",
-            consumer_of(
-                "http",
-                caller(None, is_async=False),
-                checker=self._checker,
-                group=group,
-                codec=AnswerCodec(),
-                fingerprint=body_of,
-                on_expired_lease=expired,
-            ),
+        self._consumer: Consumer[Any] = consumer_of(
+            "http",
+            caller(None, is_async=False),
+            checker=self._checker,
+            group=group,
+            codec=AnswerCodec(),
+            fingerprint=body_of,
+            on_expired_lease=expired,
         )
 
     def __call__(self, request: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID, uuid4, uuid5
 
 from faststream import BaseMiddleware
@@ -177,7 +177,7 @@ class IdempotentMiddleware:
     def _consumer(self, subject: str, group: str) -> AsyncConsumer:
         found = self._consumers.get((subject, group))
         if found is None:
-            made = consumer_of(
+            found = self._consumers[subject, group] = consumer_of(
                 subject,
                 caller(self.session_type, is_async=True),
                 checker=self._checker,
@@ -185,7 +185,6 @@ class IdempotentMiddleware:
                 codec=BytesCodec(),
                 on_expired_lease=self._on_expired_lease,
             )
-            found = self._consumers[subject, group] = cast("AsyncConsumer", made)
             found.check()
         return found
 

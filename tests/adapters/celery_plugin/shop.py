@@ -18,7 +18,7 @@ from celery.signals import before_task_publish
 from sqlalchemy.orm import Session
 
 from idempotent.adapters.celery import IdempotentTask, idempotent_task
-from tests.adapters.plug_ins import SETTINGS, NoCodec, Notes, checker_of, kill, running
+from tests.adapters.shops import SETTINGS, NoCodec, Notes, checker_of, kill, running
 
 LEASE_S = 3.0
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +21,8 @@ from dramatiq.results.backends import RedisBackend
 from sqlalchemy.orm import Session
 
 from idempotent.adapters.dramatiq import Idempotency, idempotent_actor
-from tests.adapters.plug_ins import DEADLINE_S, SETTINGS, NoCodec, Notes, checker_of, kill, running
 from tests.adapters.rabbitmq.rabbit import Rabbit
+from tests.adapters.shops import DEADLINE_S, SETTINGS, NoCodec, Notes, checker_of, kill, running
 
 
 @dataclass(frozen=True)
@@ -266,13 +266,8 @@ def add_transactional(shop: Shop) -> None:
         return retries()
 
 
-@contextmanager
-def opened(settings: Settings) -> Iterator[Shop]:
-    made = Shop(settings)
-    try:
-        yield made
-    finally:
-        made.close()
+def opened(settings: Settings) -> closing[Shop]:
+    return closing(Shop(settings))
 
 
 @contextmanager

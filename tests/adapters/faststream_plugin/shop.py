@@ -22,8 +22,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from idempotent.adapters.faststream import IdempotentMiddleware, session
 from idempotent.testing.adapter_contract import until
-from tests.adapters import plug_ins
-from tests.adapters.plug_ins import SETTINGS, Notes, kill, running
+from tests.adapters import shops
+from tests.adapters.shops import SETTINGS, Notes, kill, running
 
 LEASE_S = 3.0
 GROUP = "tests"
@@ -67,7 +67,7 @@ class Receipt(pydantic.BaseModel):
 
 
 def checker_of(settings: Settings) -> Any:
-    return plug_ins.checker_of(settings, LEASE_S, create_async_engine)
+    return shops.checker_of(settings, LEASE_S, create_async_engine)
 
 
 def shop(settings: Settings) -> FastStream:

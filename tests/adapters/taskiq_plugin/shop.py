@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from taskiq.kicker import AsyncKicker
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 from idempotent.adapters.taskiq import idempotent_task
-from tests.adapters.plug_ins import DEADLINE_S, SETTINGS, NoCodec, Notes, checker_of, kill, running
+from tests.adapters.shops import DEADLINE_S, SETTINGS, NoCodec, Notes, checker_of, kill, running
 
 
 @dataclass(frozen=True)
@@ -247,13 +247,8 @@ def add_transactional(shop: Shop) -> None:
     async def nudge() -> None: ...
 
 
-@contextmanager
-def opened(settings: Settings) -> Iterator[Shop]:
-    made = Shop(settings)
-    try:
-        yield made
-    finally:
-        made.close()
+def opened(settings: Settings) -> closing[Shop]:
+    return closing(Shop(settings))
 
 
 @contextmanager
