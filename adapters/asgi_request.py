@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias
 
 from idempotent.adapters.idempotency_key import Answer, NotStoredError, Rules, kept
@@ -95,7 +96,8 @@ class Request:
         self._parts: list[bytes] | None = []
         self._size = 0
         self._is_read = False
-        self._whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Whether the answer is whole, or the application has ended without it.
+        self._whole: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._sent = asyncio.Event()
 
     async def run(self, given: Any = None) -> Answer:
@@ -116,12 +118,13 @@ class Request:
             task = self._task = asyncio.ensure_future(_awaited(running))
         finally:
             requests.reset(token)
+        task.add_done_callback(partial(_end_wait, self._whole))
         try:
-            await asyncio.wait((task, self._whole), return_when=asyncio.FIRST_COMPLETED)
+            is_whole = await self._whole
         except BaseException:
             task.cancel()
             raise
-        if not self._whole.done():
+        if not is_whole:
             self._raise_end_of(task)
         retry_after = any(name == b"retry-after" for name, _ in self._headers)
         if self.is_undone or not self._settings.rules.stores(self._status, retry_after=retry_after):
@@ -160,7 +163,7 @@ class Request:
             if self._session is None:  # else what it says may become untrue
                 await self._flush()
         elif not self._whole.done():
-            self._whole.set_result(None)
+            self._whole.set_result(True)
             await self._sent.wait()
 
     def _keep(self, part: bytes) -> None:
@@ -234,6 +237,11 @@ class Request:
         else:
             self._own = None
             await checker.awaiting.call(checker.protocol.abandon, own)
+
+
+def _end_wait(whole: asyncio.Future[bool], _: object) -> None:
+    if not whole.done():
+        whole.set_result(False)
 
 
 async def _awaited(running: Awaitable[None]) -> None:

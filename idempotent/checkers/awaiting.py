@@ -65,6 +65,10 @@ class Awaiting(ABC):
     async def call(self, function: Callable[..., R], *arguments: Any, on_cancel: OnCancel | None = None) -> R:
         """Any other step, to its end."""
 
+    async def begin(self, function: Callable[..., R], *arguments: Any) -> R:
+        """A step that is a part of the handler's run, such as the opening of its session: it may be cancelled."""
+        return function(*arguments)
+
     @abstractmethod
     def later(self, function: Callable[..., object], *arguments: Any) -> None:
         """A step whose answer nothing waits for, such as a release when a task ends. Never raises."""

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -36,12 +36,20 @@ def raise_first(came: list[asyncio.CancelledError]) -> None:
             came.clear()  # else the error's traceback would keep the error alive
 
 
-async def ended(future: asyncio.Future[R], on_cancel: OnCancel | None = None) -> R:
-    """Wait for a future to its end, also if the task is cancelled meanwhile, and return its result."""
+async def ended(running: Coroutine[Any, Any, R], on_cancel: OnCancel | None = None) -> R:
+    """Run a coroutine to its end, also if the task is cancelled meanwhile, and return its result."""
     done = Signal()
-    future.add_done_callback(lambda _: done.set())
+    future = asyncio.ensure_future(_told(running, done))
+    future.add_done_callback(lambda _: done.set())  # of one that was cancelled before it began
     await done.wait_to_its_end(on_cancel)
     return future.result()
+
+
+async def _told(running: Coroutine[Any, Any, R], done: Signal) -> R:
+    try:
+        return await running
+    finally:
+        done.set()  # here, and not when its future is done: that comes a turn of the loop later
 
 
 class Signal:

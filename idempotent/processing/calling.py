@@ -18,7 +18,6 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final
 
 from idempotent.checkers.awaiting import Awaiting
-from idempotent.checkers.side_calls import raise_first
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError, HandlerCancelledError, HandlerTimeoutError
@@ -268,12 +267,8 @@ class AsyncCalls(Began):
         handler = self._handler
         arguments = [first]
         if handler.session_type is not None:
-            came: list[asyncio.CancelledError] = []
             hook = self._transactions.handler_argument
-            arguments.append(
-                await self._awaiting.call(hook, claim, handler.session_type, on_cancel=came.append)
-            )
-            raise_first(came)
+            arguments.append(await self._awaiting.begin(hook, claim, handler.session_type))
         task = asyncio.current_task()
         assert task is not None
         before = task.cancelling()

@@ -224,7 +224,7 @@ async def _seldom(step: Step, awaiting: Awaiting, came: list[asyncio.CancelledEr
     """Carry out a step that not every message has."""
     kind, function, arguments = step
     if kind == FINISH:
-        return await ended(asyncio.ensure_future(function(*arguments)), came.append)
+        return await ended(function(*arguments), came.append)
     if kind == CLAIM_MANY:
         return await _claimed(awaiting.claim_many, arguments[0], came)
     return await asyncio.sleep(arguments[0], None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
@@ -407,7 +406,10 @@ class _InGreenlets(Awaiting):
 
     async def call(self, function: Callable[..., T], *arguments: Any, on_cancel: OnCancel | None = None) -> T:
         # A task of its own: a cancellation must not reach the driver in the middle of a COMMIT.
-        return await ended(asyncio.ensure_future(greenlet_spawn(function, *arguments)), on_cancel)
+        return await ended(greenlet_spawn(function, *arguments), on_cancel)
+
+    async def begin(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await greenlet_spawn(function, *arguments)
 
     def later(self, function: Callable[..., object], *arguments: Any) -> None:
         # Not later, but now: what would be awaited fails, and the transaction's connection is terminated.
