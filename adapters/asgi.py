@@ -279,6 +279,8 @@ class IdempotencyKeyMiddleware:
                     await asyncio.wait_for(flight.ended.wait(), max(until - time.monotonic(), 0))
                 if not flight.ended.is_set():
                     return Result(Outcome.IN_PROGRESS)
+            async with flight.turn:
+                await asyncio.sleep(0)
             result = flight.result if flight.content == content else None
             if result is not None and (result.outcome is Outcome.PROCESSED or result.replayed):
                 return Result(Outcome.DUPLICATE, value=result.value, replayed=True)
@@ -315,6 +317,7 @@ class _Flight:
         result: what came of it; None: it was cancelled, or has not ended.
         changed: the application runs, or it has ended.
         ended: it has ended.
+        turn: of the copies that it wakes, one after the other: a thousand answers at once would hold up other requests.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -322,6 +325,7 @@ class _Flight:
         self.result: Result | None = None
         self.changed: Final = asyncio.Event()
         self.ended: Final = asyncio.Event()
+        self.turn: Final = asyncio.Lock()
 
 
 async def _send_answer(send: Send, status: int, headers: Any, body: bytes) -> None:

@@ -308,3 +308,45 @@ def test_a_checker_with_a_synchronous_engine_is_refused_where_it_is_given(tmp_pa
     checker = TransactionalSqlChecker(f"sqlite:///{tmp_path}/shop.db")
     with pytest.raises(ConfigurationError, match=r"give the TransactionalSqlChecker an AsyncEngine.*SQLite"):
         IdempotencyKeyMiddleware(Shop().app, checker=checker, group="shop", scope=user_of)
+
+
+def test_copies_are_answered_one_after_the_other_so_that_they_hold_up_nobody() -> None:
+    answered: list[bytes] = []
+    turns: list[int] = []
+
+    async def post(middleware: IdempotencyKeyMiddleware) -> None:
+        async def send(event: Any) -> None:
+            if event["type"] == "http.response.body":
+                answered.append(event["body"])
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        headers = [(b"idempotency-key", b"k")]
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
+        await middleware(scope, receive, send)
+
+    async def run() -> None:
+        goes_on = asyncio.Event()
+
+        async def app(_: Any, __: Any, send: Any) -> None:
+            await goes_on.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"charged"})
+
+        options: Any = {"checker": MemoryChecker(), "group": "shop", "scope": lambda _: "alice"}
+        middleware = IdempotencyKeyMiddleware(app, wait_s=60, **options)
+        copies = [asyncio.create_task(post(middleware)) for _ in range(50)]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert answered == []
+        goes_on.set()
+        while len(answered) < len(copies):
+            before = len(answered)
+            await asyncio.sleep(0)
+            turns.append(len(answered) - before)
+        await asyncio.gather(*copies)
+
+    asyncio.run(run())
+    assert answered == [b"charged"] * 50
+    assert max(turns) == 1
