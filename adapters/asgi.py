@@ -33,7 +33,6 @@ from idempotent.adapters.idempotency_key import (
     key_in,
 )
 from idempotent.adapters.plug_in import async_session, caller, consumer_of
-from idempotent.checkers import checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.consumer import AsyncConsumer
@@ -44,6 +43,7 @@ from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnExpiredLease
 from idempotent.processing.holding import held_async
 from idempotent.processing.options import ExpiredLeasePolicy
+from idempotent.registry import default_registry
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -92,7 +92,8 @@ class IdempotencyKeyMiddleware:
 
     Args:
         app: the application.
-        checker: an instance, or a URL. A transactional one has an AsyncEngine.
+        checker: an instance, a URL, or the name of one that is registered before the first request. A transactional one
+            has an AsyncEngine.
         scope: who a key belongs to: called with the ASGI scope, returns the user's id; or `authorization`. Nobody is
             given the answer to another one's request.
         group: part of the key, such as the service.
@@ -107,7 +108,8 @@ class IdempotencyKeyMiddleware:
         docs: the address of a page for callers, which problems link to.
 
     Raises:
-        ConfigurationError: invalid options; a transactional checker without an AsyncEngine.
+        ConfigurationError: invalid options; a transactional checker without an AsyncEngine. At a request, if it is named:
+            see `Registry.resolve`.
     """
 
     def __init__(
@@ -142,29 +144,49 @@ class IdempotencyKeyMiddleware:
         )
         self._owner_of = scope
         self._flights: dict[str, _Flight] = {}
-        made = checker_from_url(checker) if isinstance(checker, str) else checker
-        session_type = async_session(made, "IdempotencyKeyMiddleware")
-        transactions = made if isinstance(made, TransactionHooks) else None
-        self._settings = Settings(app, made, transactions, session_type, self._rules)
-        self._consumer: AsyncConsumer = consumer_of(
+        self._app = app
+        self._checker = checker
+        self._declare = partial(
+            consumer_of,
             "http",
-            caller(session_type, is_async=True),
-            checker=made,
+            checker=checker,
             group=group,
             codec=AnswerCodec(),
             fingerprint=body_of,
             on_expired_lease=on_expired_lease,
             on_cancel="finish",
         )
+        self._settings: Settings | None = None
+        if isinstance(checker, str) and "://" not in checker:
+            self._declare(caller(None, is_async=True))  # checks the options: the name may be registered later
+        else:
+            self._bind()
+
+    def _bind(self) -> Settings:
+        """Look up the checker, whose name may mean another one by now.
+
+        Raises:
+            UnknownCheckerError: no checker of that name is registered.
+            ConfigurationError: it is a transactional one without an AsyncEngine.
+        """
+        made = default_registry.resolve(self._checker)
+        if self._settings is not None and self._settings.checker is made:
+            return self._settings
+        session_type = async_session(made, "IdempotencyKeyMiddleware")
+        transactions = made if isinstance(made, TransactionHooks) else None
+        self._consumer: AsyncConsumer = self._declare(caller(session_type, is_async=True))
+        self._settings = Settings(self._app, made, transactions, session_type, self._rules)
+        return self._settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; a websocket and the lifespan pass through."""
+        settings = self._bind()
         if scope["type"] != "http":
-            await self._settings.app(scope, receive, send)
+            await self._app(scope, receive, send)
             return
         values = [value for name, value in scope["headers"] if name.lower() == HEADER]
         if not self._rules.protects(scope["method"], scope["path"]) or not (values or self._rules.required):
-            await self._unprotected(scope, receive, send)
+            await self._unprotected(settings, scope, receive, send)
             return
         answer: Answer | None
         try:
@@ -178,16 +200,16 @@ class IdempotencyKeyMiddleware:
             elif not owner:
                 answer = self._rules.problem(Problem.NO_OWNER)
             else:
-                answer = await self._protected(scope, receive, send, id_of_key(owner, key))
+                answer = await self._protected(settings, scope, receive, send, id_of_key(owner, key))
         if answer is not None:
             await _send_answer(send, answer.status, answer.headers, answer.body or b"")
 
-    async def _unprotected(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(self._settings, scope, receive, send, body=None)
-        if self._settings.transactions is None:
+    async def _unprotected(self, settings: Settings, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(settings, scope, receive, send, body=None)
+        if settings.transactions is None:
             token = requests.set(request)
             try:
-                await self._settings.app(scope, receive, send)
+                await settings.app(scope, receive, send)
             finally:
                 requests.reset(token)
             return
@@ -209,7 +231,9 @@ class IdempotencyKeyMiddleware:
             await request.end_own(commit=False)
         await request.finish()
 
-    async def _protected(self, scope: Scope, receive: Receive, send: Send, key: str) -> Answer | None:
+    async def _protected(
+        self, settings: Settings, scope: Scope, receive: Receive, send: Send, key: str
+    ) -> Answer | None:
         """The answer to a request with a key; None: it has been sent, or the client has gone."""
         body = await self._body(scope, receive)
         if body is None or isinstance(body, Answer):
@@ -218,12 +242,12 @@ class IdempotencyKeyMiddleware:
         message = Message(self._consumer.subject, content, id=key)
         named = self._consumer.key_of(key)
         outer = requests.get()
-        if outer is not None and outer.key == named and outer.checker is self._settings.checker:
+        if outer is not None and outer.key == named and outer.checker is settings.checker:
             raise ConfigurationError(
                 "a request passes through two IdempotencyKeyMiddlewares with one checker and group, and the inner one "
                 "would wait for the outer one: remove one of them"
             )
-        request = Request(self._settings, scope, receive, send, body=body, key=named)
+        request = Request(settings, scope, receive, send, body=body, key=named)
         result = await self._result_of_copy(key, content)
         if result is not None:
             return self._answer_to(message, result)
@@ -261,7 +285,7 @@ class IdempotencyKeyMiddleware:
             flight.changed.set()
             return await request.run(*given)
 
-        process = partial(self._consumer.process, message, call=run, session=self._settings.session_type)
+        process = partial(self._consumer.process, message, call=run, session=request.session_type)
         return await held_async(await process(), process, self._rules.wait_s)
 
     async def _result_of_copy(self, key: str, content: bytes) -> Result | None:
@@ -311,6 +335,9 @@ class IdempotencyKeyMiddleware:
 
 class _Flight:
     """What the copies of a request wait for.
+
+    Not one of `processing.flights`, whose calls wait for the end only: a copy is told at once that the application runs
+    for another one (409), or for another request (422), and not before, since the store may know the answer already.
 
     Attributes:
         content: its fingerprint.

@@ -60,6 +60,7 @@ class Request:
 
     Attributes:
         checker: has its key.
+        session_type: what its endpoint may write with.
         has_begun: whether a part of the answer was sent.
         is_undone: an exception came out of the endpoint: what it wrote must not commit.
     """
@@ -76,6 +77,7 @@ class Request:
     ) -> None:
         self.key: Final = key
         self.checker: Final = settings.checker
+        self.session_type: Final = settings.session_type
         self.has_begun = False
         self.is_undone = False
         self._settings = settings

@@ -99,6 +99,31 @@ class Registry:
         self._checkers[name] = made
         return made
 
+    def resolve(self, checker: AbstractIdempotentChecker | str) -> AbstractIdempotentChecker:
+        """The checker that consumers use now for this one, or this name or URL: it may be an override.
+
+        Raises:
+            UnknownCheckerError: no checker of that name is registered.
+            ConfigurationError: the URL is invalid.
+        """
+        if isinstance(checker, AbstractIdempotentChecker):
+            return checker
+        found = self._overrides.get(checker) or self._checkers.get(checker) or self._from_urls.get(checker)
+        if found is not None:
+            return found
+        if "://" in checker:
+            return self._from_urls.setdefault(checker, _from_url(checker))
+        known = ", ".join(sorted(self.checkers)) or "none"
+        if "@" in checker:
+            raise UnknownCheckerError(
+                "the checker is no registered name, and as a URL it lacks '://'. It is not shown, because it may "
+                f"contain a password. Known names: {known}"
+            )
+        raise UnknownCheckerError(
+            f"no checker is named {checker!r}; known: {known}. "
+            f"Register it: registry.checker({checker!r}, SqlChecker(...))"
+        )
+
     def override(self, name: str, checker: AbstractIdempotentChecker) -> AbstractContextManager[None]:
         """Use another checker under a name from now on; leaving the returned context undoes that. For tests.
 
@@ -263,7 +288,7 @@ class Registry:
 
         # An instance cannot be overridden; a name is looked up at every message.
         resolve = (
-            (lambda: named) if isinstance(named, AbstractIdempotentChecker) else partial(self._resolve, named)
+            (lambda: named) if isinstance(named, AbstractIdempotentChecker) else partial(self.resolve, named)
         )
 
         def decorate(handled: Callable[..., Any] | Handler) -> AnyConsumer:
@@ -279,7 +304,7 @@ class Registry:
                     "another group"
                 )
             if isinstance(named, AbstractIdempotentChecker) or "://" in named:
-                made.check_options(self._resolve(named))
+                made.check_options(self.resolve(named))
             if registered:
                 self._consumers[made.name] = made
             self.observers.declared(made.name)
@@ -301,25 +326,6 @@ class Registry:
         """Close every checker of this registry."""
         for checker in {*self._checkers.values(), *self._overrides.values(), *self._from_urls.values()}:
             checker.close()
-
-    def _resolve(self, checker: AbstractIdempotentChecker | str) -> AbstractIdempotentChecker:
-        if isinstance(checker, AbstractIdempotentChecker):
-            return checker
-        found = self._overrides.get(checker) or self._checkers.get(checker) or self._from_urls.get(checker)
-        if found is not None:
-            return found
-        if "://" in checker:
-            return self._from_urls.setdefault(checker, _from_url(checker))
-        known = ", ".join(sorted(self.checkers)) or "none"
-        if "@" in checker:
-            raise UnknownCheckerError(
-                "the checker is no registered name, and as a URL it lacks '://'. It is not shown, because it may "
-                f"contain a password. Known names: {known}"
-            )
-        raise UnknownCheckerError(
-            f"no checker is named {checker!r}; known: {known}. "
-            f"Register it: registry.checker({checker!r}, SqlChecker(...))"
-        )
 
 
 def _from_url(url: str) -> AbstractIdempotentChecker:

@@ -17,6 +17,8 @@ import pytest
 from idempotent import ConfigurationError
 from idempotent.adapters.asgi import IdempotencyKeyMiddleware
 from idempotent.checkers import MemoryChecker, RedisChecker, TransactionalSqlChecker
+from idempotent.errors import UnknownCheckerError
+from idempotent.registry import default_registry
 from tests.adapters.asgi.serving import USER, Client, Shop, client_of, problem_of, user_of
 from tests.functions.kinds import Kind
 from tests.project.house import ROOT
@@ -350,3 +352,26 @@ def test_copies_are_answered_one_after_the_other_so_that_they_hold_up_nobody() -
     asyncio.run(run())
     assert answered == [b"charged"] * 50
     assert max(turns) == 1
+
+
+def test_a_checker_may_be_named_and_overridden() -> None:
+    shop = Shop()
+    middleware = IdempotencyKeyMiddleware(shop.app, checker="asgi-shop", group="shop", scope=user_of)
+
+    async def post() -> str:
+        transport = httpx.ASGITransport(middleware)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop", headers=USER) as client:
+            return (await client.post("/charge", headers={"Idempotency-Key": "k"})).text
+
+    with pytest.raises(UnknownCheckerError, match="no checker is named 'asgi-shop'"):
+        asyncio.run(post())
+    default_registry.checker("asgi-shop", MemoryChecker())
+    assert [asyncio.run(post()) for _ in range(2)] == ["charge 1"] * 2
+    with default_registry.override("asgi-shop", MemoryChecker()):
+        assert [asyncio.run(post()) for _ in range(2)] == ["charge 2"] * 2
+    assert asyncio.run(post()) == "charge 1"
+
+
+def test_options_are_refused_where_they_are_given_although_the_checker_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="group"):
+        IdempotencyKeyMiddleware(Shop().app, checker="later", group="", scope=user_of)
