@@ -24,13 +24,9 @@ from idempotent.adapters.idempotency_key import (
     METHODS,
     Answer,
     AnswerCodec,
-    BadKeyError,
     NotStoredError,
-    Problem,
     Rules,
     fingerprint,
-    id_of_key,
-    key_in,
 )
 from idempotent.adapters.plug_in import async_session, caller, consumer_of
 from idempotent.checkers.base import AbstractIdempotentChecker
@@ -108,8 +104,7 @@ class IdempotencyKeyMiddleware:
         docs: the address of a page for callers, which problems link to.
 
     Raises:
-        ConfigurationError: invalid options; a transactional checker without an AsyncEngine. At a request, if it is named:
-            see `Registry.resolve`.
+        ConfigurationError: invalid options; a transactional checker without an AsyncEngine (if named: at a request).
     """
 
     def __init__(
@@ -188,19 +183,10 @@ class IdempotencyKeyMiddleware:
         if not self._rules.protects(scope["method"], scope["path"]) or not (values or self._rules.required):
             await self._unprotected(settings, scope, receive, send)
             return
-        answer: Answer | None
-        try:
-            key = key_in(values)
-        except BadKeyError as error:
-            answer = self._rules.problem(Problem.BAD_KEY, str(error))
-        else:
-            owner = self._owner_of(scope)
-            if key is None:
-                answer = self._rules.problem(Problem.MISSING_KEY)
-            elif not owner:
-                answer = self._rules.problem(Problem.NO_OWNER)
-            else:
-                answer = await self._protected(settings, scope, receive, send, id_of_key(owner, key))
+        key = self._rules.key(values, lambda: self._owner_of(scope))
+        answer = (
+            key if isinstance(key, Answer) else await self._protected(settings, scope, receive, send, key)
+        )
         if answer is not None:
             await _send_answer(send, answer.status, answer.headers, answer.body or b"")
 

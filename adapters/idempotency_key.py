@@ -9,12 +9,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 from uuid import UUID
 
+from idempotent.adapters.plug_in import caller, consumer_of
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError
+from idempotent.function import body_of
 from idempotent.keys import id_of
 from idempotent.outcomes import Outcome, Result
+from idempotent.processing.holding import held
 from idempotent.validation import seconds, whole
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
@@ -283,6 +288,18 @@ class NotStoredError(Exception):
         self.raised: Final = raised
 
 
+class Options(TypedDict, total=False):
+    """The options of `Rules`."""
+
+    methods: Collection[str]
+    paths: Collection[str] | None
+    required: bool
+    wait_s: float
+    store: Literal["final", "all"]
+    max_body: int
+    docs: str | None
+
+
 class Rules:
     """The options that a middleware of any web framework has; `asgi.IdempotencyKeyMiddleware` documents them.
 
@@ -328,6 +345,26 @@ class Rules:
             return False
         return self._paths is None or any(fnmatchcase(path, pattern) for pattern in self._paths)
 
+    def key(self, values: Sequence[bytes], owner: Callable[[], str]) -> str | Answer:
+        """What a request's key is stored under; the answer to one that has none, or belongs to nobody.
+
+        Args:
+            values: of all its headers of this name.
+            owner: returns the user that it belongs to.
+        """
+        try:
+            key = key_in(values)
+        except BadKeyError as error:
+            return self.problem(Problem.BAD_KEY, str(error))
+        if key is None:
+            return self.problem(Problem.MISSING_KEY)
+        user = owner()
+        return id_of_key(user, key) if user else self.problem(Problem.NO_OWNER)
+
+    def waited(self, process: Callable[[], Result]) -> Result:
+        """The result of a request in a thread, which waits for another one with its key."""
+        return held(process(), process, self.wait_s)
+
     def stores(self, status: int, *, retry_after: bool) -> bool:
         """Whether such an answer is stored, and what its request wrote committed; see `is_final`."""
         return self._stores_all or is_final(status, retry_after=retry_after)
@@ -365,3 +402,19 @@ class Rules:
                 return self.problem(Problem.EFFECT_UNKNOWN, key=str(key()))
             case _:
                 return self.problem(Problem.UNAVAILABLE, retry_after_s=_RETRY_AFTER_S)
+
+
+def plain_consumer(
+    checker: AbstractIdempotentChecker | str, group: str, on_expired_lease: Any, session: type | None = None
+) -> Consumer[Any]:
+    """The consumer of the requests that threads run, by `process(message, call=, session=)`."""
+    made: Consumer[Any] = consumer_of(
+        "http",
+        caller(session, is_async=False),
+        checker=checker,
+        group=group,
+        codec=AnswerCodec(),
+        fingerprint=body_of,
+        on_expired_lease=on_expired_lease,
+    )
+    return made

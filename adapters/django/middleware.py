@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from itertools import chain
 from typing import Any, Final, cast
 from weakref import WeakSet
@@ -17,26 +16,18 @@ from django.utils.module_loading import import_string
 from idempotent.adapters.django.checker import DjangoChecker
 from idempotent.adapters.idempotency_key import (
     Answer,
-    AnswerCodec,
-    BadKeyError,
     NotStoredError,
-    Problem,
     Rules,
     fingerprint,
-    id_of_key,
     kept,
-    key_in,
+    plain_consumer,
 )
-from idempotent.adapters.plug_in import caller, consumer_of
 from idempotent.checkers import checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.consumer import Consumer
 from idempotent.errors import ConfigurationError, DoomedTransactionError, TransactionEscapedError
-from idempotent.function import body_of
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnExpiredLease
-from idempotent.processing.holding import held
 
 SETTING: Final = "IDEMPOTENCY"
 _HEADER: Final = "HTTP_IDEMPOTENCY_KEY"
@@ -100,15 +91,7 @@ class IdempotencyKeyMiddleware:
         self._get_response = get_response
         self._raised: WeakSet[Any] = WeakSet()
         self._owner_of: Callable[[Any], str] = scope
-        self._consumer: Consumer[Any] = consumer_of(
-            "http",
-            caller(None, is_async=False),
-            checker=self._checker,
-            group=group,
-            codec=AnswerCodec(),
-            fingerprint=body_of,
-            on_expired_lease=expired,
-        )
+        self._consumer = plain_consumer(self._checker, group, expired)
 
     def __call__(self, request: Any) -> Any:
         """Answer a request."""
@@ -116,19 +99,13 @@ class IdempotencyKeyMiddleware:
         values = [request.META[_HEADER].encode("latin-1", "replace")] if _HEADER in request.META else []
         if not rules.protects(request.method, request.path) or not (values or rules.required):
             return self._get_response(request)
-        try:
-            key = key_in(values)
-        except BadKeyError as error:
-            return _response(rules.problem(Problem.BAD_KEY, str(error)))
-        if key is None:
-            return _response(rules.problem(Problem.MISSING_KEY))
-        owner = self._owner_of(request)
-        if not owner:
-            return _response(rules.problem(Problem.NO_OWNER))
+        key = rules.key(values, lambda: self._owner_of(request))
+        if isinstance(key, Answer):
+            return _response(key)
         told = request.META.get("CONTENT_LENGTH") or "0"
         if (told.isdigit() and int(told) > rules.max_body) or len(request.body) > rules.max_body:
             return _response(rules.too_long())
-        return self._protected(request, id_of_key(owner, key))
+        return self._protected(request, key)
 
     def process_exception(self, request: Any, exception: Exception) -> None:
         """Note that the view raised: Django makes an answer of it, which is not stored."""
@@ -148,16 +125,12 @@ class IdempotencyKeyMiddleware:
                 answered.append(self._get_response(request))
                 return self._stored(request, answered[0])
 
-        result = self._result_of(message, run)
+        result: Result[Any] = self._rules.waited(lambda: self._consumer.process(message, call=run))
         if answered and (result.outcome is Outcome.PROCESSED or isinstance(result.error, NotStoredError)):
             return answered[0]
         if result.is_handler_error and result.error is not None:
             raise result.error  # of a stream, while it was read
         return _response(self._rules.answer_to(result, lambda: self._consumer.key_in(message)))
-
-    def _result_of(self, message: Message, run: Callable[[], Answer]) -> Result[Any]:
-        process = partial(self._consumer.process, message, call=run)
-        return held(process(), process, self._rules.wait_s)
 
     def _atomic(self) -> AbstractContextManager[Any]:
         """Lets a view take back what it wrote, by `set_rollback()`, and keep its answer."""
