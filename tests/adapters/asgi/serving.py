@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import uvicorn
@@ -81,12 +81,13 @@ class Quiet(uvicorn.Server):
 
 @contextmanager
 def served(app: Any, kind: str = "uvicorn") -> Iterator[str]:
-    """The address of an application on a server."""
+    """The address of an application on a server: uvicorn, hypercorn, or, for one of WSGI, hypercorn-wsgi."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         bound.listen(200)
         address = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        run, stop = (_uvicorn if kind == "uvicorn" else _hypercorn)(app, bound)
+        mode: Any = "wsgi" if kind.endswith("-wsgi") else "asgi"
+        run, stop = _uvicorn(app, bound) if kind == "uvicorn" else _hypercorn(app, bound, mode)
         thread = threading.Thread(target=run)
         thread.start()
         try:
@@ -106,7 +107,9 @@ def _uvicorn(app: Any, bound: socket.socket) -> tuple[Callable[[], None], Callab
     return lambda: server.run([bound]), stop
 
 
-def _hypercorn(app: Any, bound: socket.socket) -> tuple[Callable[[], None], Callable[[], None]]:
+def _hypercorn(
+    app: Any, bound: socket.socket, mode: Literal["asgi", "wsgi"]
+) -> tuple[Callable[[], None], Callable[[], None]]:
     config = Config()
     config.bind = [f"fd://{bound.dup().detach()}"]
     config.errorlog = None
@@ -116,7 +119,9 @@ def _hypercorn(app: Any, bound: socket.socket) -> tuple[Callable[[], None], Call
     async def until_ended() -> None:
         await asyncio.to_thread(ended.wait)
 
-    return lambda: asyncio.run(hypercorn_serve(app, config, shutdown_trigger=until_ended)), ended.set
+    return lambda: asyncio.run(
+        hypercorn_serve(app, config, shutdown_trigger=until_ended, mode=mode)
+    ), ended.set
 
 
 @dataclass
@@ -124,7 +129,7 @@ class Client:
     """A user's HTTP client, of one protected shop."""
 
     shop: Shop
-    middleware: IdempotencyKeyMiddleware
+    middleware: Any
     http: httpx.Client
 
     def post(self, key: str | None = "k", path: str = "/charge", **options: Any) -> httpx.Response:

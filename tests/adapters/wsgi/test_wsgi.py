@@ -1,0 +1,134 @@
+"""The middleware for WSGI: the table of docs/http.md, its transaction, and a process that is killed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from idempotent import ConfigurationError
+from idempotent.adapters.wsgi import SESSION, IdempotencyKeyMiddleware, authorization
+from idempotent.checkers import MemoryChecker, TransactionalSqlChecker
+from tests.adapters.asgi.serving import USER, problem_of
+from tests.adapters.asgi.test_matrix import ROWS
+from tests.adapters.wsgi.shop import PlainShop, client_of
+from tests.functions.kinds import Kind, kind_of
+from tests.support.stores import Store, open_store
+
+KINDS = (
+    "memory",
+    "postgres",
+    "redis",
+    "sqlite-transactional",
+    "mysql-transactional",
+    "postgres-transactional",
+)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
+    with contextmanager(open_store)(request.param.partition("-")[0], request, reuse=True) as store:
+        yield kind_of(request.param, store)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[3].__name__ for row in ROWS])
+def test_a_request_gets_the_answer_of_the_table(kind: Kind, row: Any) -> None:
+    _, expected, options, happens = row
+    with client_of(kind.checker, docs="https://shop.example/docs", **options) as client:
+        answer = happens(client)
+        assert isinstance(client.shop, PlainShop)
+        assert client.shop.open_answers == 0
+        found = re.fullmatch(r"(\d+) `([a-z-]+)`( and `Retry-After: 1`)?", expected)
+        if found:
+            assert answer.status_code == int(found[1])
+            assert problem_of(answer) == found[2]
+            assert ("retry-after" in answer.headers) is bool(found[3])
+        else:
+            assert ("idempotent-replayed" in answer.headers) is ("Idempotent-Replayed" in expected)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    with contextmanager(open_store)(request.param, request, reuse=True) as opened:
+        yield opened
+
+
+def test_what_an_endpoint_writes_commits_with_its_answer_or_not_at_all(store: Store) -> None:
+    effects = sa.table(f"{store.table}_effects", sa.column("id"))
+    status, failure = "500 Internal Server Error", [ValueError("a bug")]
+
+    def charge(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        environ[SESSION].execute(effects.insert().values(id="a"))
+        if failure:
+            raise failure.pop()
+        start_response(status, [])
+        return [b"charged"]
+
+    options: Any = {"checker": store.transactional(), "group": "tests", "scope": authorization}
+    transport = httpx.WSGITransport(IdempotencyKeyMiddleware(charge, **options))
+    with httpx.Client(transport=transport, base_url="http://shop") as http:
+
+        def post() -> int:
+            return http.post("/charge", headers={**USER, "Idempotency-Key": "k"}).status_code
+
+        with pytest.raises(ValueError, match="a bug"):
+            post()
+        assert (post(), store.booked()) == (500, {})
+        status = "402 Payment Required"
+        assert [post(), post()] == [402, 402]
+    assert store.booked() == {"a": 1}
+
+
+@contextmanager
+def process_of(store: Store, waits: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    words = [sys.executable, "-m", "tests.adapters.wsgi.shop", store.url, store.table, waits]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, f"http://127.0.0.1:{process.stdout.readline().strip()}/charge"
+        finally:
+            process.kill()
+
+
+def test_a_copy_of_a_request_whose_process_was_killed_runs_at_once(store: Store) -> None:
+    headers = {**USER, "Idempotency-Key": "k"}
+    with ThreadPoolExecutor(1) as threads, process_of(store, "yes") as (process, address):
+        request = threads.submit(httpx.post, address, headers=headers, timeout=60)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "charged\n"
+        process.kill()
+        assert isinstance(request.exception(), httpx.HTTPError)
+    with process_of(store, "no") as (_, address):
+        answers = [httpx.post(address, headers=headers, timeout=60) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].text == answers[1].text
+    assert answers[1].headers["idempotent-replayed"] == "true"
+    assert store.booked() == {"a": 1}
+
+
+def test_an_asynchronous_engine_and_a_wrong_option_are_refused_where_they_are_given() -> None:
+    url = "postgresql+psycopg_async://nobody@localhost/shop"
+    with pytest.raises(ConfigurationError, match="AsyncEngine"):
+        IdempotencyKeyMiddleware(
+            PlainShop().wsgi,
+            checker=TransactionalSqlChecker(create_async_engine(url)),
+            group="shop",
+            scope=authorization,
+        )
+    with pytest.raises(ConfigurationError, match="store is 'final' or 'all'"):
+        IdempotencyKeyMiddleware(
+            PlainShop().wsgi,
+            checker=MemoryChecker(),
+            group="shop",
+            scope=authorization,
+            store="some",  # type: ignore[arg-type]
+        )
