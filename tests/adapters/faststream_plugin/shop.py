@@ -38,6 +38,7 @@ class Settings(Notes):
         queue: what its queues or topics begin with.
         url: of the store of keys.
         table: of the store of keys, or its prefix.
+        lease_s: seconds for which a process that was killed keeps its keys.
         dies: the point at which the first process is killed: `handler`, `published`, `acknowledged`.
     """
 
@@ -48,6 +49,7 @@ class Settings(Notes):
     table: str
     is_transactional: bool = False
     hold_s: float = 0.3
+    lease_s: float = LEASE_S
     dies: str = ""
 
     def reach(self, point: str) -> None:
@@ -67,7 +69,7 @@ class Receipt(pydantic.BaseModel):
 
 
 def checker_of(settings: Settings) -> Any:
-    return shops.checker_of(settings, LEASE_S, create_async_engine)
+    return shops.checker_of(settings, settings.lease_s, create_async_engine)
 
 
 def shop(settings: Settings) -> FastStream:
@@ -78,7 +80,9 @@ def shop(settings: Settings) -> FastStream:
     middlewares: Any = [middleware, points_of(settings)]
     broker: Any
     if is_kafka:
-        broker, router = KafkaBroker(settings.broker), Topics(middlewares=middlewares)
+        # It stops at once, also while it holds a record.
+        broker = KafkaBroker(settings.broker, graceful_timeout=0.5)
+        router = Topics(middlewares=[*middlewares, receipts_of(settings)])
     else:
         broker, router = RabbitBroker(settings.broker), Queues(middlewares=middlewares)
         add_others(router, settings)
@@ -108,13 +112,24 @@ def points_of(settings: Settings) -> type[BaseMiddleware[Any, Any]]:
     return Points
 
 
+def receipts_of(settings: Settings) -> type[BaseMiddleware[Any, Any]]:
+    """A middleware that notes the position of each record that comes."""
+
+    class Receipts(BaseMiddleware[Any, Any]):
+        async def on_receive(self) -> None:
+            if self.msg is not None:
+                settings.note(f"received {self.msg.partition()}/{self.msg.offset()}")
+
+    return Receipts
+
+
 def subscriber_of(router: Any, settings: Settings, name: str, **options: Any) -> Any:
     """A subscriber; what a queue rejects goes to the dead letters."""
     name = f"{settings.queue}.{name}"
     if isinstance(router, Topics):
         policy = AckPolicy.NACK_ON_ERROR
-        group = f"group-{settings.queue}"
-        return router.subscriber(name, group_id=group, ack_policy=policy, auto_offset_reset="earliest")
+        own: Any = {"auto_offset_reset": "earliest", "session_timeout_ms": 6000}
+        return router.subscriber(name, group_id=f"group-{settings.queue}", ack_policy=policy, **own)
     dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{settings.queue}.dead"}
     return router.subscriber(RabbitQueue(name, durable=True, arguments=dead), **options)
 
