@@ -20,6 +20,7 @@ from idempotent.errors import (
     MissingExtraError,
     MissingKeyError,
     ResultNotStoredError,
+    SchemaError,
     StoreError,
 )
 from idempotent.function import Id, idempotent, key_of
@@ -131,9 +132,17 @@ def _owned(key: Callable[..., Id | None], scope: Callable[[], str | None]) -> Ca
 
     def of(*args: Any, **kwargs: Any) -> Id | None:
         found, owner = key(*args, **kwargs), scope()
-        if owner is None or found in (None, "", b""):
+        if found in (None, "", b""):
             return found
-        text, before = id_of(found, "a key"), json.dumps(owner)  # which shows where it ends
+        try:
+            text = id_of(found, "a key")
+        except TypeError as error:
+            raise ToolError(
+                "Nothing was done: the argument that identifies the call must be a text or a whole number."
+            ) from error
+        if owner is None:
+            return text
+        before = json.dumps(owner)  # which shows where it ends
         return before.encode() + text if isinstance(text, bytes) else before + text
 
     return of
@@ -190,6 +199,11 @@ def told(error: BaseException) -> str | None:
             return "This call was done before, and its result was not kept. Do not repeat it, and do not use a new key."
         case MissingKeyError():
             return "Nothing was done: the argument that identifies the call is empty. Give it a value."
+        case SchemaError():
+            return (
+                "The server cannot record this call: its database lacks the tables of keys, or they differ. Calling "
+                "again does not help, nor does a new key. Ask a person to make the tables."
+            )
         case StoreError():
             return (
                 "It is unknown whether this call took effect, because a database does not answer. Call again later, "

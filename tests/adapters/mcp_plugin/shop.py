@@ -66,6 +66,10 @@ def shop(checker: Any, runs: Runs) -> MCPServer:
     def strict(order: str, cents: int) -> None:
         runs.names.append("strict")
 
+    @tool("loose")
+    def loose(order: Any) -> None:
+        runs.names.append("loose")
+
     @tool("opaque")
     def opaque(order: str):  # type: ignore[no-untyped-def]
         runs.names.append("opaque")

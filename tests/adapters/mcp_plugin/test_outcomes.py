@@ -13,7 +13,7 @@ import pytest
 from mcp import Client
 from mcp_types import CallToolResult
 
-from idempotent.checkers import MemoryChecker, RedisChecker
+from idempotent.checkers import MemoryChecker, RedisChecker, SqlChecker
 from tests.adapters.mcp_plugin.shop import Runs, shop
 from tests.project.house import ROOT
 
@@ -153,6 +153,39 @@ def test_an_empty_key(checker):
         assert not shop.runs.names
 
     in_shop(test, checker)
+
+
+@row(
+    "neither a text nor a whole number, such as a float, list or dict",
+    "error: the argument that identifies the call must be one",
+)
+def test_a_key_of_another_type(checker):
+    async def test(shop: Shop) -> None:
+        for order in (7.5, ["7"], {"number": "7"}, True):
+            text = await shop.refused("loose", order)
+            assert "Nothing was done" in text
+            assert "must be a text or a whole number" in text
+        assert not shop.runs.names
+        for order in (7, "7"):
+            assert not (await shop.call("loose", order)).is_error
+        assert shop.runs.names == ["loose"]
+
+    in_shop(test, checker)
+
+
+@row("not to be recorded, because the tables are missing", 'error: "ask a person to make the tables"')
+def test_missing_tables(tmp_path):
+    async def test(shop: Shop) -> None:
+        text = await shop.refused("charge", "7", cents=5)
+        assert "lacks the tables of keys" in text
+        assert "Ask a person to make the tables" in text
+        assert "Call again later" not in text
+        assert "idempotent" not in text  # no command
+        assert not shop.runs.names
+
+    made = SqlChecker(f"sqlite:///{tmp_path}/shop.db")
+    in_shop(test, made)
+    made.close()
 
 
 @row("unknown, because the store does not answer", 'error: "call again later, with the same arguments"')
