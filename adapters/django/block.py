@@ -95,7 +95,7 @@ class Block:
         self._is_open = False
         blocks: list[Any] = self.connection.atomic_blocks
         if not any(each is self._atomic for each in blocks):
-            return  # the connection was opened anew, and has other ones
+            return  # the handler has connected again: the blocks of the new connection are not ours
         with suppress(Exception):  # Django drops the connection, or lets the outer atomic() roll back
             while blocks and blocks[-1] is not self._atomic:
                 blocks[-1].__exit__(_RolledBack, _RolledBack(), None)

@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 log = EventLog(__name__)
 
+OTHER_WRITER: Final = (
+    "another transaction writes to the file of SQLite, and this one cannot claim a key meanwhile"
+)
 _TRIES: Final = 3
 _RETRY_S: Final = 1.0
 _LONGEST_LOCK_S: Final = 7 * 86400.0
@@ -133,7 +136,8 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
         try:
             return self._claim_many([request])[0]
         except StoreBusyError:
-            return Decision(Verdict.IN_PROGRESS, retry_after_s=_RETRY_S)
+            reason = OTHER_WRITER if self._database.connection.vendor == "sqlite" else None
+            return Decision(Verdict.IN_PROGRESS, retry_after_s=_RETRY_S, reason=reason)
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         if self._generation != generation.number:  # what runs is the parent's
@@ -236,7 +240,7 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
 
         Raises:
             DoomedTransactionError: the database has undone the transaction.
-            CommitUnknownError: nobody can tell.
+            CommitUnknownError: the database does not say; the next claim of the key finds out.
         """
         try:
             block.commit()

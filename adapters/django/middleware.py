@@ -10,10 +10,10 @@ from weakref import WeakSet
 
 from django.conf import settings
 from django.db import connections, transaction
-from django.http import HttpResponse
+from django.http import HttpResponse, RawPostDataException
 from django.utils.module_loading import import_string
 
-from idempotent.adapters.django.checker import DjangoChecker
+from idempotent.adapters.django.checker import OTHER_WRITER, DjangoChecker
 from idempotent.adapters.idempotency_key import (
     Answer,
     NotStoredError,
@@ -86,7 +86,8 @@ class IdempotencyKeyMiddleware:
         database = self._checker.using if isinstance(self._checker, DjangoChecker) else None
         if database is not None and not connections[database].settings_dict["AUTOCOMMIT"]:
             raise ConfigurationError(
-                f"DATABASES[{database!r}] has AUTOCOMMIT=False, so nobody commits what a request writes; remove it"
+                f"DATABASES[{database!r}] has AUTOCOMMIT=False, with which Django does not commit what a request "
+                "writes; remove it"
             )
         self._get_response = get_response
         self._raised: WeakSet[Any] = WeakSet()
@@ -103,7 +104,7 @@ class IdempotencyKeyMiddleware:
         if isinstance(key, Answer):
             return _response(key)
         told = request.META.get("CONTENT_LENGTH") or "0"
-        if (told.isdigit() and int(told) > rules.max_body) or len(request.body) > rules.max_body:
+        if (told.isdigit() and int(told) > rules.max_body) or len(_body_of(request)) > rules.max_body:
             return _response(rules.too_long())
         return self._protected(request, key)
 
@@ -125,7 +126,12 @@ class IdempotencyKeyMiddleware:
                 answered.append(self._get_response(request))
                 return self._stored(request, answered[0])
 
-        result: Result[Any] = self._rules.waited(lambda: self._consumer.process(message, call=run))
+        def process() -> Result[Any]:
+            result = self._consumer.process(message, call=run)
+            # SQLite has waited for its other writer already, for the connection's `timeout`.
+            return Result(Outcome.UNAVAILABLE) if result.reason == OTHER_WRITER else result
+
+        result: Result[Any] = self._rules.waited(process)
         if answered and (result.outcome is Outcome.PROCESSED or isinstance(result.error, NotStoredError)):
             return answered[0]
         if result.is_handler_error and result.error is not None:
@@ -178,6 +184,21 @@ class IdempotencyKeyMiddleware:
                 return None
         response.streaming_content = parts
         return b"".join(parts)
+
+
+def _body_of(request: Any) -> bytes:
+    """The whole body of a request, which the view can still read.
+
+    Raises:
+        ConfigurationError: it is gone.
+    """
+    try:
+        return cast("bytes", request.body)
+    except RawPostDataException as error:
+        raise ConfigurationError(
+            "a middleware above IdempotencyKeyMiddleware has read the form of this request, request.POST, and with it "
+            "the body, which copies are compared by: let it read request.body first, or put it below"
+        ) from error
 
 
 def _imported(given: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -100,6 +101,22 @@ def test_killed_between_commit_and_answer_a_copy_has_the_stored_answer(alias, ur
     assert answer.headers["idempotent-replayed"] == "true"
     assert answer.json() == {"charged": "a", "by": dead}
     assert done(alias) == ["a"]
+
+
+def test_under_asgi_a_client_that_hangs_up_undoes_the_view_and_its_copy_runs(postgres, postgres_project):
+    """Although a plain view runs to its end: Django has cancelled its request by then."""
+    with served(postgres_project, "asgi", SLEEPS_S="3", WAIT_S="60") as server:
+        port = int(server.address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), DEADLINE_S) as client:
+            client.sendall(
+                b"POST /slow/a HTTP/1.1\r\nHost: shop\r\nAuthorization: Bearer of-alice\r\n"
+                b"Idempotency-Key: k\r\nContent-Length: 0\r\n\r\n"
+            )
+            assert server.says.readline() == "charged\n"
+        first, second = (server.post("k", "a") for _ in range(2))
+    assert (first.status_code, "idempotent-replayed" in first.headers) == (200, False)
+    assert second.headers["idempotent-replayed"] == "true"
+    assert done(postgres) == ["a"]
 
 
 def test_of_50_copies_in_two_processes_one_runs_and_the_others_are_told_quickly(postgres, postgres_project):

@@ -149,6 +149,12 @@ def test_a_wrong_command_is_refused(postgres, words, says):
         run("idempotent_keys", *words, database=postgres)
 
 
+@pytest.mark.parametrize("command", ["idempotent_gc", "idempotent_keys"])
+def test_a_database_that_is_not_in_the_settings_is_refused(postgres, command):
+    with pytest.raises(CommandError, match=r"--database: invalid choice: 'nope'"):
+        run(command, "--database=nope")
+
+
 def test_a_missing_table_is_named(postgres):
     with connections[postgres].cursor() as cursor:
         cursor.execute("ALTER TABLE deduplicate_tbl RENAME TO elsewhere")

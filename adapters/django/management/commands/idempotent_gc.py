@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from idempotent.adapters.django.checker import DjangoChecker
 from idempotent.errors import IdempotentError
@@ -18,7 +18,12 @@ class Command(BaseCommand):  # type: ignore[misc] # Django ships no types
 
     def add_arguments(self, parser: Any) -> None:
         """Add the options."""
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="The alias of the database.")
+        parser.add_argument(
+            "--database",
+            default=DEFAULT_DB_ALIAS,
+            choices=tuple(connections),
+            help="The alias of the database.",
+        )
         parser.add_argument("--batch-size", type=int, default=1000, help="Keys to delete in one transaction.")
 
     def handle(self, *, database: str, batch_size: int, **_: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from idempotent.adapters.django.checker import DjangoChecker
 from idempotent.admin import KeyFilter, KeyRecord
@@ -32,7 +32,12 @@ class Command(BaseCommand):  # type: ignore[misc] # Django ships no types
         parser.add_argument(
             "--limit", type=int, default=_MOST, help=f"List at most so many (default {_MOST})."
         )
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="The alias of the database.")
+        parser.add_argument(
+            "--database",
+            default=DEFAULT_DB_ALIAS,
+            choices=tuple(connections),
+            help="The alias of the database.",
+        )
 
     def handle(self, *, key: str | None, database: str, **options: Any) -> None:
         """Do it."""

@@ -18,6 +18,7 @@ class Orders:
     parts: list[bytes] | None = None
     rolls_back: bool = False
     is_exception: bool = False
+    reopens: bool = False
     waits: threading.Event | None = None
     charged: list[bytes] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)

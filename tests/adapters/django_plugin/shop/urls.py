@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
@@ -28,6 +28,9 @@ def charge(request: Any) -> HttpResponse:
         raise orders.error
     if orders.rolls_back:
         transaction.set_rollback(True, using=orders.alias)
+    if orders.reopens:
+        connections[orders.alias].close()
+        connections[orders.alias].connect()
     if orders.parts is not None:
         return StreamingHttpResponse(iter(orders.parts), status=orders.status, headers=orders.headers)
     body = f"charge {len(orders.charged)}" if orders.body is None else orders.body
