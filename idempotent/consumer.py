@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 from collections import Counter
@@ -240,6 +241,7 @@ class AnyConsumer:
 
     def value_of(self, message: Message, result: Result) -> Any:
         """What the handler returned, now or before; raises what says why it has not."""
+        self.note_duplicate(message, result)
         if result.outcome is _PROCESSED or result.replayed:
             return result.value
         if result.outcome is Outcome.DUPLICATE:
@@ -248,6 +250,11 @@ class AnyConsumer:
                 "again"
             )
         raise self.error_of(message, result)
+
+    def note_duplicate(self, message: Message, result: Result) -> None:
+        """Log that a call did not run because its key is done, for who asks why nothing happened."""
+        if result.outcome is Outcome.DUPLICATE and log.isEnabledFor(logging.DEBUG):
+            log.debug("duplicate_dropped", extra={"consumer": self.name, "key": str(self.key_in(message))})
 
     def error_of(self, message: Message, result: Result) -> BaseException:
         """What says why the handler did not run, or with what it failed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from idempotent.checkers import checker_from_url
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.codecs import BytesCodec, Codec
 from idempotent.consumer import AsyncConsumer
-from idempotent.errors import ConfigurationError, described
+from idempotent.errors import ConfigurationError, StoreBusyError, StoreUnavailableError, described
 from idempotent.function import Id
 from idempotent.logs import EventLog
 from idempotent.message import Message
@@ -134,16 +135,20 @@ class IdempotentMiddleware:
     def check(self, broker: Any) -> None:
         """Refuse subscribers of a broker that cannot be protected: `app.on_startup(lambda: middleware.check(broker))`.
 
-        Without it, such a subscriber stops when it receives its first message, which returns to the broker.
+        Without it, such a subscriber stops when it receives its first message, which returns to the broker. A store
+        that does not answer is no reason: messages are held until it does.
 
         Raises:
             ConfigurationError: one of docs/faststream.md.
+            StoreError: the store answers, and cannot be used: it lacks a table, or refuses the user.
         """
         for subscriber in broker.subscribers:
             for call in subscriber.calls:
                 route = Route(subscriber, call.handler)
                 if self in route.middlewares and not is_fake(call.handler):
                     self._refuse(route)
+        with suppress(StoreUnavailableError, StoreBusyError):
+            self._checker.ping()
 
     def consumer_of(self, route: Route, msg: Any) -> AsyncConsumer:
         """The consumer that stands for the subscriber of a message.
@@ -233,6 +238,7 @@ class _Delivery(BaseMiddleware[Any, Any]):
         outcome = result.outcome
         if outcome is Outcome.PROCESSED and run.answer is None:
             return run.value
+        consumer.note_duplicate(message, result)
         if outcome is Outcome.DUPLICATE and result.value:
             response, self._content_type = output_in(result.value, self._middleware.codec)
             return response

@@ -78,8 +78,8 @@ class Route:
             )
         if self._subscriber.ack_policy is AckPolicy.MANUAL:
             return (
-                "with AckPolicy.MANUAL nobody settles duplicates, whose handler does not run; give another policy. A "
-                "handler may still `await message.ack()`"
+                "with AckPolicy.MANUAL FastStream does not settle duplicates, whose handler does not run; give another "
+                "policy. A handler may still `await message.ack()`"
             )
         if getattr(self._subscriber._decoder, "__name__", "") == "decode_batch":
             return "a batch has one acknowledgement for many keys; write a subscriber without batch=True"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -33,6 +34,18 @@ def test_it_runs_once_and_gives_every_later_call_its_result(kind: Kind) -> None:
         {"amount": 2}
     ]
     assert ran == [("a", 1, "charge:tests:a"), ("b", 2, "charge:tests:b")]
+
+
+def test_a_call_that_does_not_run_is_logged_for_who_asks(
+    kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = kind.protected(lambda order: order)
+    with caplog.at_level(logging.DEBUG, "idempotent"):
+        call("a")
+        assert not [line for line in caplog.records if getattr(line, "event", "") == "duplicate_dropped"]
+        call("a")
+    (line,) = [line for line in caplog.records if getattr(line, "event", "") == "duplicate_dropped"]
+    assert (line.levelname, line.__dict__["key"]) == ("DEBUG", "charge:tests:a")
 
 
 def test_a_result_of_none_is_a_result(kind: Kind) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +24,15 @@ from faststream.rabbit import (
     RabbitRouter,
     TestRabbitBroker,
 )
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from idempotent import ConfigurationError
 from idempotent.adapters.copies import KEY_HEADER
 from idempotent.adapters.faststream import message_id, session
-from idempotent.checkers import TransactionalSqlChecker
+from idempotent.checkers import RedisChecker, TransactionalSqlChecker
+from idempotent.errors import SchemaError
 from tests.adapters.faststream_plugin.brokers import ORDER, Order, Reversed, protected, send_twice
+from tests.support.tables import new_name
 
 
 def kafka(**options: Any) -> Any:
@@ -47,6 +51,10 @@ def rabbit(**options: Any) -> Any:
 
 async def echo(body: str) -> str:
     return body
+
+
+async def echo_order(order: Order) -> str:
+    return order.order
 
 
 def batch_publisher() -> Any:
@@ -97,6 +105,30 @@ def test_what_can_be_protected_is_not_refused():
         other = protected()
         other.check(broker)
     protected().check(kafka()[1])  # which it does not protect
+
+
+def test_missing_tables_are_refused_before_the_start(postgres_url):
+    middleware = protected(
+        checker=TransactionalSqlChecker(create_async_engine(postgres_url), table=new_name())
+    )
+    with pytest.raises(SchemaError, match="is missing"):
+        middleware.check(RabbitBroker(middlewares=[middleware]))
+
+
+def test_a_store_that_is_away_is_waited_for():
+    checker = RedisChecker("redis://127.0.0.1:1")
+    middleware = protected(checker=checker)
+    middleware.check(RabbitBroker(middlewares=[middleware]))
+    checker.close()
+
+
+def test_a_dropped_duplicate_is_logged_for_who_asks(caplog):
+    broker = RabbitBroker(middlewares=[protected()])
+    broker.subscriber("orders")(echo_order)
+    with caplog.at_level(logging.DEBUG, "idempotent"):
+        send_twice(broker, "orders")
+    (line,) = [line for line in caplog.records if getattr(line, "event", "") == "duplicate_dropped"]
+    assert (line.levelname, line.consumer, line.key) == ("DEBUG", "orders:tests", "orders:tests:m")
 
 
 @pytest.mark.parametrize("policy", [AckPolicy.ACK_FIRST, AckPolicy.MANUAL])
