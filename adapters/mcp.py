@@ -56,7 +56,7 @@ def client() -> str | None:
         return None
     if token.subject is None:
         raise ConfigurationError(
-            "the access token has no subject, so nobody knows whose key it is: let the TokenVerifier set "
+            "the access token has no subject, so it does not say whose key it is: let the TokenVerifier set "
             "AccessToken.subject, or give idempotent_tool(scope=...), such as a function that returns its client_id"
         )
     return json.dumps(principal_components(token), separators=(",", ":"))
@@ -88,8 +88,8 @@ def idempotent_tool(
         group: see there.
         key: the name of an argument that the model repeats when it repeats a call, or a function of the arguments.
             Not the id of the request: that is new in each call.
-        scope: who a key belongs to: returns the user's id, and None where all callers are one user. Nobody is given
-            the result of another one's call.
+        scope: who a key belongs to: returns the user's id, and None where all callers are one user. No user is given
+            the result of another user's call.
         name: see there.
         fingerprint: see there.
         codec: see there.
@@ -105,7 +105,7 @@ def idempotent_tool(
 
     def decorate(function: F) -> F:
         handler, session = function_of(function)
-        # Nobody cancels a thread.
+        # The SDK runs it in a thread, which Python cannot cancel.
         finishes = on_cancel in (OnCancel.FINISH, OnCancel.FINISH.value)
         ends = OnCancel.RETRY if finishes and not handler.is_async else on_cancel
         owned = _owned(key_of(key, inspect.signature(function), session), scope)
