@@ -123,18 +123,10 @@ class TypedCodec:
 
     def __init__(self, annotation: Any) -> None:
         """Make the encoder and the decoder."""
-        try:
-            import msgspec
-        except ImportError as error:
-            raise MissingExtraError("msgspec", "codecs") from error
-        try:
-            unknown = next(_unknown_types(msgspec.inspect.type_info(annotation)), None)
-            self._encoder = msgspec.json.Encoder(enc_hook=_of_model)
-            self._decoder = msgspec.json.Decoder(annotation, dec_hook=_to_model)
-        except (TypeError, NameError, ValueError) as error:
-            raise ConfigurationError(f"no codec stores {annotation!r}: {error}") from error
-        if unknown is not None:
-            raise ConfigurationError(f"no codec stores {unknown!r}")
+        self._read = json_reader(annotation, _to_model)
+        import msgspec
+
+        self._encoder = msgspec.json.Encoder(enc_hook=_of_model)
 
     def encode(self, value: Any) -> bytes:
         """The value as JSON, if the same value can be read again.
@@ -145,7 +137,7 @@ class TypedCodec:
         """
         encoded: bytes = self._encoder.encode(value)
         try:
-            again = self._decoder.decode(encoded)
+            again = self._read(encoded)
         except Exception as error:
             raise TypeError(f"a {type(value).__name__} is not of the annotated type") from error
         if not _is_same(value, again):
@@ -154,7 +146,32 @@ class TypedCodec:
 
     def decode(self, data: bytes) -> Any:
         """The value again."""
-        return self._decoder.decode(data)
+        return self._read(data)
+
+
+def json_reader(annotation: Any, to_model: Callable[[Any, Any], Any]) -> Callable[[bytes], Any]:
+    """What reads JSON as the type of an annotation, by msgspec.
+
+    Args:
+        annotation: the type.
+        to_model: makes a model of pydantic, of its class and what JSON has.
+
+    Raises:
+        ConfigurationError: a type that msgspec does not know.
+        MissingExtraError: msgspec is not installed.
+    """
+    try:
+        import msgspec
+    except ImportError as error:
+        raise MissingExtraError("msgspec", "codecs") from error
+    try:
+        unknown = next(_unknown_types(msgspec.inspect.type_info(annotation)), None)
+        read: Callable[[bytes], Any] = msgspec.json.Decoder(annotation, dec_hook=to_model).decode
+    except (TypeError, NameError, ValueError) as error:
+        raise ConfigurationError(f"no codec stores {annotation!r}: {error}") from error
+    if unknown is not None:
+        raise ConfigurationError(f"no codec stores {unknown!r}")
+    return read
 
 
 class Framed:
@@ -229,16 +246,21 @@ def _returned_by(function: Callable[..., Any]) -> Any:
         return Any
     if not isinstance(annotation, str):
         return annotation
-    code = inspect.unwrap(getattr(function, "func", function))
-    where = getattr(code, "__globals__", None) or getattr(type(code).__call__, "__globals__", {})
-    holder: Any = types.SimpleNamespace(__annotations__={"return": annotation})
     try:
-        return typing.get_type_hints(holder, where, include_extras=True)["return"]
+        return read_annotation(function, annotation)
     except Exception as error:
         raise ConfigurationError(
             f"{_name_of(function)} returns {annotation}, which cannot be read ({described(error)}): import the name "
             "at run time, not under TYPE_CHECKING, and define it at the top of a module; or give codec="
         ) from error
+
+
+def read_annotation(function: Callable[..., Any], text: str) -> Any:
+    """The type that the text of an annotation of a function names. Raises any exception if it cannot be read."""
+    code = inspect.unwrap(getattr(function, "func", function))
+    where = getattr(code, "__globals__", None) or getattr(type(code).__call__, "__globals__", {})
+    holder: Any = types.SimpleNamespace(__annotations__={"text": text})
+    return typing.get_type_hints(holder, where, include_extras=True)["text"]
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -16,6 +16,7 @@
     │   ├── MissingKeyError           no message id, or the key expression returned no key
     │   ├── UndecodableMessageError   the key or fingerprint expression failed on the message
     │   ├── UndecodableBodyError      the body is not what the handler reads it as (also a ValueError)
+    │   │   └── UnfitBodyError        it does not fit the class that annotates the handler's first parameter
     │   ├── FingerprintMismatchError  a message with a known key has other content
     │   └── OutputError               the handler's return value cannot be sent as output
     ├── RunError                      a run cannot continue
@@ -242,6 +243,10 @@ class UndecodableMessageError(MessageError):
 
 class UndecodableBodyError(MessageError, ValueError):
     """The message's body cannot be decoded."""
+
+
+class UnfitBodyError(UndecodableBodyError):
+    """The body does not fit the class that annotates the handler's first parameter; the handler did not run."""
 
 
 class FingerprintMismatchError(MessageError):

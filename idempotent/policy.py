@@ -14,6 +14,7 @@ from idempotent.errors import (
     MessageError,
     OutboxError,
     TransactionEscapedError,
+    UnfitBodyError,
 )
 from idempotent.validation import fraction, number, seconds
 
@@ -57,6 +58,8 @@ class Handling(Enum):
     RETRY = "retry"
     WAIT = "wait"
     """No fault of the message: it is tried again until it succeeds."""
+    REJECT = "reject"
+    """The handler did not run, because its message can never be given to it: no attempt."""
     DEAD = "dead"
 
 
@@ -112,6 +115,7 @@ class ExceptionPolicy:
     or retried, if at least one member is. A `MessageError`, such as that of `Message.json()`, is never retried: the
     message stays as it is. The end of a handler's time, or of a task that it awaited, is always retried: no application
     raised it. An `OutboxError`, such as that of an outbox without its tables, is retried without counting an attempt. A
+    `UnfitBodyError` rejects the message, unless it is in `idempotent_for`. A
     `TransactionEscapedError` is never harmless, whatever `idempotent_for` has: the effect is lost, or unknown.
     """
 
@@ -126,6 +130,8 @@ class ExceptionPolicy:
             return Handling.IGNORE
         if isinstance(error, OutboxError):
             return Handling.WAIT
+        if isinstance(error, UnfitBodyError):
+            return Handling.REJECT
         if isinstance(error, (HandlerTimeoutError, HandlerCancelledError)):
             return Handling.RETRY
         if _matches(error, self.dead_for, any):

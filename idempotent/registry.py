@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from enum import Enum
 from functools import partial
 from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Any,
-    ClassVar,
     Final,
     Literal,
     Protocol,
-    SupportsFloat,
     TypeAlias,
     TypedDict,
     TypeVar,
@@ -52,6 +49,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
+
+    from idempotent.processing.signatures import Decoded, Returned
 
 
 class Registry:
@@ -194,6 +193,8 @@ class Registry:
     ) -> Decorator | BatchDecorator:
         """Decorate a handler `(message)` or `(message, session)` so that its effect happens once.
 
+        A first parameter that is annotated with a dataclass, a pydantic model or a msgspec Struct takes the decoded
+        body instead; then `(body, message)` and `(body, message, session)` are handlers too.
         A plain function becomes a `Consumer`, an `async def` an `AsyncConsumer`.
 
         Args:
@@ -393,28 +394,7 @@ class ConsumerSettings(TypedDict, total=False):
     registered: bool
 
 
-class Ordered(Protocol):
-    """A number, a text, a date."""
-
-    def __lt__(self, other: Any, /) -> bool:
-        """Compare."""
-
-
-class Dataclass(Protocol):
-    """A dataclass, such as `Message`."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-
 if TYPE_CHECKING:
-    Returned: TypeAlias = (
-        Sized | SupportsFloat | Ordered | Dataclass | Enum | AbstractContextManager[Any, Any] | None
-    )
-    """What a plain handler may return.
-
-    Types cannot say "all but coroutines and generators", so this names what is finished: texts, numbers, containers,
-    dates, dataclasses, enums, results of statements. A handler that returns another class is annotated `-> Any`.
-    """
     Awaited: TypeAlias = Coroutine[Any, Any, object]
     """What a call of an `async def` handler returns."""
 
@@ -445,29 +425,55 @@ if TYPE_CHECKING:
     # A handler above takes every Session. One that takes only a class derived from it fits none of them.
     OwnSession = TypeVar("OwnSession", bound=Session | Connection)
     OwnAsyncSession = TypeVar("OwnAsyncSession", bound=AsyncSession | AsyncConnection)
+    Body = TypeVar("Body", bound=Decoded)
     PlainReturn = TypeVar("PlainReturn", bound=Returned)
     AsyncReturn = TypeVar("AsyncReturn")
 
 
 class Decorator(Protocol):
-    """Makes a consumer of a handler that takes one message.
+    """Makes a consumer of a handler that takes one message, or its body.
 
     For type checkers and editors; `idempotent.processing.handler` refuses the same handlers at run time.
     """
 
+    # A Message is a dataclass, so each form for a body holds for a message too.
     # The plain ones first: what a handler with `-> Any` returns fits both, and an `async def` fits no plain one.
     @overload
     def __call__(self, handler: PlainHandler, /) -> Consumer[PlainHandler]: ...
     @overload
     def __call__(
-        self, handler: Callable[[Message, OwnSession], PlainReturn], /
-    ) -> Consumer[Callable[[Message, OwnSession], PlainReturn]]: ...
+        self, handler: Callable[[Body], PlainReturn], /
+    ) -> Consumer[Callable[[Body], PlainReturn]]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[Body, Message], PlainReturn], /
+    ) -> Consumer[Callable[[Body, Message], PlainReturn]]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[Body, OwnSession], PlainReturn], /
+    ) -> Consumer[Callable[[Body, OwnSession], PlainReturn]]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[Body, Message, OwnSession], PlainReturn], /
+    ) -> Consumer[Callable[[Body, Message, OwnSession], PlainReturn]]: ...
     @overload
     def __call__(self, handler: AsyncHandler, /) -> AsyncConsumer[AsyncHandler]: ...
     @overload
     def __call__(
-        self, handler: Callable[[Message, OwnAsyncSession], Coroutine[Any, Any, AsyncReturn]], /
-    ) -> AsyncConsumer[Callable[[Message, OwnAsyncSession], Coroutine[Any, Any, AsyncReturn]]]: ...
+        self, handler: Callable[[Body], Coroutine[Any, Any, AsyncReturn]], /
+    ) -> AsyncConsumer[Callable[[Body], Coroutine[Any, Any, AsyncReturn]]]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[Body, Message], Coroutine[Any, Any, AsyncReturn]], /
+    ) -> AsyncConsumer[Callable[[Body, Message], Coroutine[Any, Any, AsyncReturn]]]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[Body, OwnAsyncSession], Coroutine[Any, Any, AsyncReturn]], /
+    ) -> AsyncConsumer[Callable[[Body, OwnAsyncSession], Coroutine[Any, Any, AsyncReturn]]]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[Body, Message, OwnAsyncSession], Coroutine[Any, Any, AsyncReturn]], /
+    ) -> AsyncConsumer[Callable[[Body, Message, OwnAsyncSession], Coroutine[Any, Any, AsyncReturn]]]: ...
 
 
 class BatchDecorator(Protocol):

@@ -131,6 +131,7 @@ class Calls(Began):
     ) -> None:
         self._name = name
         self._handler = handler
+        self._function = handler.call or handler.function
         self._transactions = transactions
         self._observers = observers
 
@@ -150,9 +151,9 @@ class Calls(Began):
             if self._observers.watch_runs:
                 return self._watched((message,), self._arguments(claim, first))
             if handler.session_type is None:
-                returned = handler.function(first)
+                returned = self._function(first)
             else:
-                returned = handler.function(
+                returned = self._function(
                     first, self._transactions.handler_argument(claim, handler.session_type)
                 )
             return None if returned is None else finished(returned)
@@ -173,7 +174,7 @@ class Calls(Began):
             self._note(messages, time.monotonic())
             if self._observers.watch_runs:
                 return self._watched(messages, arguments)
-            return finished(self._handler.function(*arguments))
+            return finished(self._function(*arguments))
         finally:
             _current_claim.set(before)
             if generation.number != process:
@@ -197,7 +198,7 @@ class Calls(Began):
         began = time.perf_counter()
         error: BaseException | None = None
         try:
-            return finished(self._handler.function(*arguments))
+            return finished(self._function(*arguments))
         except BaseException as raised:
             error = raised
             raise
@@ -228,6 +229,7 @@ class AsyncCalls(Began):
     ) -> None:
         self._name = name
         self._handler = handler
+        self._function = handler.call or handler.function
         self._awaiting = awaiting
         self._transactions = transactions
         self._observers = observers
@@ -277,9 +279,9 @@ class AsyncCalls(Began):
         try:
             self._note(messages, began)
             returned = await (
-                handler.function(*arguments)
+                self._function(*arguments)
                 if self._timeout_s is None
-                else self._bounded(self._timeout_s, handler.function(*arguments))
+                else self._bounded(self._timeout_s, self._function(*arguments))
             )
             return None if returned is None else finished(returned)
         except asyncio.CancelledError as error:

@@ -167,8 +167,8 @@ class _Group:
         return process_one(self._binding, member.message, member.request)
 
     def _result_of_copy(self, member: Member, first: Result) -> Life[Result]:
-        """A later copy takes the final outcome of the first message, or runs if the first one failed."""
-        if first.outcome is Outcome.FAILED or self._binding.disabled:
+        """A later copy takes the final outcome of the first message, or runs if that failed or had an unfit body."""
+        if first.outcome in (Outcome.FAILED, Outcome.REJECTED) or self._binding.disabled:
             return (yield from self._process_alone(member))
         if first.action is Action.ACK:
             return Result(Outcome.DUPLICATE, value=first.value)

@@ -16,7 +16,7 @@ from idempotent.observe.events import Event
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
-from idempotent.processing.results import failed, failure_of, not_recorded, processed, unavailable
+from idempotent.processing.results import failed, failure_of, not_recorded, processed, unavailable, uncounted
 from idempotent.processing.single import count_lost
 from idempotent.processing.steps import STORE, Life
 
@@ -40,7 +40,7 @@ class Member:
     error: Exception | None = None
     """What the handler raised."""
     failure: Failure | None = None
-    """What the store records of the error; None: the consumer ignores it."""
+    """What the store records of the error; None: nothing, since the consumer ignores it, or it counts no attempt."""
 
 
 def place_of(member: Member) -> tuple[bytes, int]:
@@ -191,19 +191,17 @@ class GroupRun:
         """Run the handlers one after the other; each key is completed or released by its own result."""
         ran: list[Member] = []
         raised: list[Member] = []
-        waiting: list[Member] = []
         recorded_at = time.monotonic()
         one = self._binding.calls.one
         for position, member in enumerate(claimed):
             try:
                 member.returned = yield self._binding.runs, one, (member.claim, member.message)
             except Exception as error:
-                into = {Handling.IGNORE: ran, Handling.WAIT: waiting}
-                into.get(self._note(member, error), raised).append(member)
+                (ran if self._note(member, error) is Handling.IGNORE else raised).append(member)
             except BaseException:
                 yield from self._record(ran, claimed)
                 yield from self._free(raised)
-                yield from self._release([*waiting, *claimed[position:]], member)
+                yield from self._release(claimed[position:], member)
                 raise
             else:
                 ran.append(member)
@@ -213,9 +211,6 @@ class GroupRun:
                 recorded_at = time.monotonic()
         yield from self._record(ran, claimed)
         yield from self._free(raised)
-        yield from self._release(waiting)
-        for member in waiting:
-            self.results[member.index] = unavailable(member.error)
 
     def _record(self, ran: Sequence[Member], claimed: Sequence[Member]) -> Life[bool]:
         """Complete these keys; False: an atomic group could not commit, and all its messages will run alone."""
@@ -245,7 +240,7 @@ class GroupRun:
         return True
 
     def _free(self, raised: Sequence[Member]) -> Life[None]:
-        """Release the keys of handlers that raised, and count the attempts."""
+        """Release the keys of handlers that raised, and count the attempts, but for exceptions that count none."""
         if not raised:
             return
         releases = [(member.claim, member.failure) for member in raised]
@@ -255,10 +250,13 @@ class GroupRun:
             for member in raised:
                 about = self._binding.about(member.message)
                 log.warning("failure_not_recorded", extra={**about, "error": str(error)})
-                self.results[member.index] = failed(self._binding, member.error, member.failure, None)
-            return
+            released = [None] * len(raised)
         for member, answer in zip(raised, released, strict=True):
-            self.results[member.index] = failed(self._binding, member.error, member.failure, answer)
+            self.results[member.index] = (
+                uncounted(member.error)
+                if member.failure is None
+                else failed(self._binding, member.error, member.failure, answer)
+            )
 
     def _interrupted(self, claimed: Sequence[Member], running: Member | None = None) -> Life[None]:
         yield STORE, self._binding.transactions.interrupted, (claimed[0].claim,)
@@ -281,7 +279,7 @@ class GroupRun:
         """Note a handler's exception. Returns what it means to the consumer."""
         handling = self._binding.options.exceptions.classify(error)
         member.error = error
-        if handling is not Handling.IGNORE:
+        if handling in (Handling.RETRY, Handling.DEAD):
             member.failure = failure_of(self._binding, member.message, error, handling)
         return handling
 

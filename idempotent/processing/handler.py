@@ -11,7 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from idempotent.errors import ConfigurationError, MissingExtraError
+from idempotent.codecs import read_annotation
+from idempotent.errors import ConfigurationError, MissingExtraError, described
+from idempotent.message import Message
+from idempotent.processing.body import has_body, is_body, taking_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +23,18 @@ class Handler:
 
     Attributes:
         function: the plain function.
-        session_type: the type of its second parameter, Session or Connection, of an `async def` AsyncSession or
-            AsyncConnection; None: it has no second parameter.
+        session_type: the type of its last parameter, Session or Connection, of an `async def` AsyncSession or
+            AsyncConnection; None: it takes no session.
         batch: its first parameter is a list of messages.
         is_async: it is an `async def`.
+        call: what is called with the message, and a session if it takes one, where that is not the function itself.
     """
 
     function: Callable[..., Any]
     session_type: type | None
     batch: bool
     is_async: bool
+    call: Callable[..., Any] | None = None
 
     @property
     def name(self) -> str:
@@ -47,7 +52,7 @@ def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
 
     Raises:
         ConfigurationError: a class or no function, a generator, or a function with other parameters than
-            (message) or (message, session).
+            (message), (message, session), (body), (body, message), (body, session) or (body, message, session).
     """
     if isinstance(function, type) or not callable(function):
         raise ConfigurationError(
@@ -78,12 +83,54 @@ def handler_of(function: Callable[..., Any], *, batch: bool) -> Handler:
             f"{name} is a method, decorated where no instance exists: decorate a function, or the method of an "
             f"instance, consumer(...)(instance.{code.__name__})"
         )
-    if len(positional) not in (1, 2):
+    body = _body_in(code, positional[0].name, name, batch=batch) if positional else None
+    with_message = body is not None and bool(positional[1:]) and _is_message(code, positional[1].name)
+    rest = positional[1 + with_message :]
+    if not positional or len(rest) > 1:
+        forms = "(message) or (message, session)"
+        if body is not None:
+            forms = "(body), (body, message), (body, session) or (body, message, session)"
+        raise ConfigurationError(f"{name} must take {forms}, but takes {len(positional)} parameters")
+    session_type = _last(code, rest[0].name, name, is_async=is_async) if rest else None
+    call = None if body is None else taking_body(function, body, name, with_message=with_message)
+    return Handler(function, session_type, batch, is_async, call)
+
+
+def _body_in(code: Callable[..., Any], parameter: str, name: str, *, batch: bool) -> Any:
+    """The annotation of the first parameter, if it takes a body; None: it takes the message.
+
+    Raises:
+        ConfigurationError: it takes bodies where a handler gets none, or its name cannot be read.
+    """
+    annotation = getattr(inspect.unwrap(code), "__annotations__", {}).get(parameter)
+    if isinstance(annotation, str):
+        # Alone: the name of another parameter's session may be imported only under TYPE_CHECKING.
+        try:
+            annotation = read_annotation(code, annotation)
+        except Exception as error:
+            if _is_message(code, parameter):
+                return None
+            raise ConfigurationError(
+                f"the first parameter of {name} is annotated with {annotation}, which cannot be read "
+                f"({described(error)}): import the name at run time, not under TYPE_CHECKING, and define it at the top "
+                "of a module"
+            ) from error
+    if is_body(annotation) and not batch:
+        return annotation
+    if has_body(annotation):
         raise ConfigurationError(
-            f"{name} must take (message) or (message, session), but takes {len(positional)} parameters"
+            f"the first parameter of {name} is annotated with {annotation!r}: a handler takes one body, of a "
+            "dataclass, a pydantic model or a msgspec Struct; with batch=True it takes a list[Message]"
         )
-    session_type = _second(code, positional[1].name, name, is_async=is_async) if positional[1:] else None
-    return Handler(function, session_type, batch, is_async)
+    return None
+
+
+def _is_message(code: Callable[..., Any], parameter: str) -> bool:
+    """Whether a parameter is annotated with `Message`, or a list or the like of it."""
+    return any(
+        each.rpartition(".")[2] == Message.__name__ if isinstance(each, str) else each is Message
+        for each in _members(_annotation(code, parameter))
+    )
 
 
 def function_of(function: Callable[..., Any]) -> tuple[Handler, str | None]:
@@ -159,7 +206,7 @@ def _refuse_optional_session(
             )
 
 
-def _second(function: Callable[..., Any], parameter: str, name: str, *, is_async: bool) -> type:
+def _last(function: Callable[..., Any], parameter: str, name: str, *, is_async: bool) -> type:
     kinds = _kinds(is_async=is_async)
     annotation = _annotation(function, parameter)
     found = _session_type(kinds[0] if annotation is None else annotation)
@@ -167,9 +214,9 @@ def _second(function: Callable[..., Any], parameter: str, name: str, *, is_async
         return found
     wanted = " or ".join(kind.__name__ for kind in kinds)
     if found is not None:
-        raise _of_another_kind(name, "second parameter", found, is_async=is_async)
+        raise _of_another_kind(name, "last parameter", found, is_async=is_async)
     raise ConfigurationError(
-        f"the second parameter of {name} must be an SQLAlchemy {wanted}, not {annotation!r}"
+        f"the last parameter of {name} must be an SQLAlchemy {wanted}, not {annotation!r}"
     )
 
 

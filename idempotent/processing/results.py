@@ -12,6 +12,7 @@ from idempotent.errors import (
     DoomedTransactionError,
     FingerprintMismatchError,
     StoreError,
+    UnfitBodyError,
     described,
 )
 from idempotent.keys import Key
@@ -72,6 +73,11 @@ def not_recorded(
 def unavailable(error: BaseException | None) -> Result:
     """The result when the store did not answer."""
     return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S)
+
+
+def uncounted(error: BaseException | None) -> Result:
+    """The result of a handler whose exception counts no attempt: its body did not fit, or its outbox has no tables."""
+    return Result(Outcome.REJECTED, error=error) if isinstance(error, UnfitBodyError) else unavailable(error)
 
 
 def answered(binding: Binding, message: Message, request: ClaimRequest, decision: Decision) -> Result:

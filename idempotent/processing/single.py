@@ -31,6 +31,7 @@ from idempotent.processing.results import (
     not_recorded,
     processed,
     unavailable,
+    uncounted,
 )
 from idempotent.processing.steps import CLAIM, COMPLETE, RUN, SLEEP, STORE, Life
 from idempotent.processing.turns import RETRY_S as TURN_RETRY_S
@@ -315,9 +316,9 @@ class _Run:
                 error, handling = escaped, binding.options.exceptions.classify(escaped)
             else:
                 return Result(Outcome.IGNORED, error=error)
-        if handling is Handling.WAIT:
+        if handling in (Handling.WAIT, Handling.REJECT):
             yield from release_quietly(binding, message, claim)
-            return unavailable(error)
+            return uncounted(error)
         failure = failure_of(binding, message, error, handling)
         try:
             released = yield STORE, binding.protocol.release, (claim, failure)
@@ -406,8 +407,8 @@ def _failed_without_key(binding: Binding, error: Exception) -> Result:
             return Result(Outcome.IGNORED, error=error)
         case Handling.RETRY:
             return Result(Outcome.FAILED, error=error, retry_after_s=binding.options.backoff.delay_s(1))
-        case Handling.WAIT:
-            return unavailable(error)
+        case Handling.WAIT | Handling.REJECT:
+            return uncounted(error)
         case Handling.DEAD:
             return Result(Outcome.DEAD, error=error)
 

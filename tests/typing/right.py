@@ -8,8 +8,10 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, assert_type, reveal_type
+from typing import Annotated, Any, assert_type, reveal_type
 
+import msgspec
+import pydantic
 from sqlalchemy import Connection, CursorResult, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
@@ -238,3 +240,36 @@ def by_field(message: Message) -> None: ...
 
 @consumer("orders", group="events", checker=MemoryChecker(), key=keys.cloudevents, registered=False)
 async def by_event(message: Message) -> None: ...
+
+
+class Paid(pydantic.BaseModel):
+    order: str
+
+
+class Shipped(msgspec.Struct):
+    order: str
+
+
+@consumer("orders", group="typed", checker=MemoryChecker())
+def of_a_dataclass(receipt: Receipt) -> int:
+    return receipt.cents
+
+
+@consumer("orders", group="typed", checker="shop")
+def of_a_model(paid: Paid, message: Message, session: ShopSession) -> None: ...
+
+
+@consumer("orders", group="typed", checker="shop")
+async def of_a_struct(shipped: Shipped, session: AsyncSession) -> str:
+    return shipped.order
+
+
+@consumer("orders", group="typed", checker="shop")
+async def of_an_annotated_struct(shipped: Annotated[Shipped, "note"], message: Message) -> None: ...
+
+
+async def use_bodies(message: Message) -> None:
+    assert_type(of_a_dataclass(message), Result[int | None])
+    assert_type(of_a_dataclass.__wrapped__(Receipt(5)), int)
+    assert_type(of_a_model(message), Result[None])
+    assert_type(await of_a_struct(message), Result[str | None])

@@ -6,6 +6,7 @@ The comment names the errors of mypy and of pyright.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
@@ -35,6 +36,11 @@ class AsyncShopSession(AsyncSession):
 
 class ShopSession(Session):
     pass
+
+
+@dataclass
+class Receipt:
+    cents: int
 
 
 @registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
@@ -126,6 +132,22 @@ async def awaited_generates(message: Message) -> AsyncIterator[int]:
 @registry.consumer("orders", checker="shop", batch=True)  # refused: type-var reportCallIssue
 def batch_generates(messages: list[Message]) -> Iterator[Message]:
     yield from messages
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+def takes_a_list_of_bodies(bodies: list[Receipt]) -> None: ...
+
+
+@registry.consumer("orders", checker="shop", batch=True)  # refused: type-var reportCallIssue
+def batch_takes_bodies(bodies: list[Receipt]) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+def takes_a_body_and_an_async_session(receipt: Receipt, session: AsyncSession) -> None: ...
+
+
+@registry.consumer("orders", checker="shop")  # refused: type-var reportCallIssue
+async def awaited_takes_a_body_and_a_number(receipt: Receipt, message: Message, number: int) -> None: ...
 
 
 registry.consumer("orders", checker=5)  # refused: call-overload reportArgumentType

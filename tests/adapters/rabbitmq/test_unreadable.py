@@ -1,6 +1,7 @@
 """Headers and properties that pika cannot decode: one message is rejected with the reason, and the others run."""
 
 import struct
+from dataclasses import dataclass
 
 import pika
 import pytest
@@ -76,6 +77,34 @@ def test_a_header_that_cannot_be_read_rejects_its_message_and_no_other(rabbit, q
     assert letter.headers["odd"] == value
     assert letter.headers["x-idempotent-outcome"] == "rejected"
     assert "cannot be read: header 'odd'" in letter.headers["x-idempotent-reason"]
+    assert rabbit.depth(queue) == 0
+
+
+@dataclass
+class Order:
+    cents: int
+
+
+def test_a_body_that_does_not_fit_is_a_dead_letter_with_the_field_and_no_attempt(rabbit, queue):
+    rabbit.send(
+        Message(queue, b'{"cents": "a secret"}', id="bad"), Message(queue, b'{"cents": 5}', id="good")
+    )
+    done = []
+    registry = Registry()
+
+    @registry.consumer(queue, group="g", checker=MemoryChecker())
+    def handle(order: Order, message: Message) -> None:
+        done.append((order, message.id))
+
+    run_for(
+        Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: done and rabbit.depth(f"{queue}.dead")
+    )
+    assert done == [(Order(5), "good")]
+    (letter,) = rabbit.look(f"{queue}.dead")
+    assert (letter.id, letter.body) == ("bad", b'{"cents": "a secret"}')
+    assert letter.headers["x-idempotent-outcome"] == "rejected"
+    assert "does not fit Order: Expected `int`, got `str` at cents" in letter.headers["x-idempotent-reason"]
+    assert "secret" not in letter.headers["x-idempotent-reason"]
     assert rabbit.depth(queue) == 0
 
 
