@@ -68,9 +68,9 @@ class AnyConsumer:
     """A handler that passes through a checker: what `Consumer` and `AsyncConsumer` have in common.
 
     Attributes:
-        subject: the queue, destination or topic that it consumes.
+        subject: the queue, destination or topic that it consumes: `queue=`, if that is given.
         group: its name among the consumers of the subject; each group processes every message once.
-        name: `subject:group`, as in metrics, keys and `IDEMPOTENT_DISABLED`.
+        name: `subject:group` as declared, as in metrics, keys and `IDEMPOTENT_DISABLED`.
     """
 
     def __init__(
@@ -81,8 +81,9 @@ class AnyConsumer:
         options: ConsumerOptions,
         resolve: Callable[[], AbstractIdempotentChecker],
         observers: Observers,
+        queue: str | None = None,
     ) -> None:
-        self.subject: Final = subject
+        self.subject: Final = queue or subject
         self.group: Final = group
         self.handler: Final = handler
         self.options: Final = options

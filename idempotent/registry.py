@@ -189,6 +189,7 @@ class Registry:
         handler_timeout_s: float | None = None,
         on_cancel: OnCancel | Literal["retry", "park", "finish"] = OnCancel.RETRY,
         codec: Codec | None = None,
+        queue: str | None = None,
         registered: bool = True,
     ) -> Decorator | BatchDecorator:
         """Decorate a handler `(message)` or `(message, session)` so that its effect happens once.
@@ -198,7 +199,7 @@ class Registry:
         A plain function becomes a `Consumer`, an `async def` an `AsyncConsumer`.
 
         Args:
-            subject: queue, destination or topic.
+            subject: queue, destination or topic; part of the key.
             checker: an instance, a URL, or the name of a registered checker.
             group: name of the consumer among those of the subject; part of the key.
             key: returns what identifies a message, as str, bytes, int or UUID; default: the message id. A LookupError,
@@ -229,6 +230,8 @@ class Registry:
                 `park` makes it dead until a person decides, `finish` lets an `async def` handler run to its end.
             codec: stores what the handler returns in a form of your own, and returns it for duplicates; see
                 `idempotent.codecs`.
+            queue: the queue, destination or topic to consume, if it has another name than the subject by now: who
+                renames one keeps the subject, and so the keys.
             registered: False: no worker consumes for it, only your calls do, and its name may be used again.
 
         Raises:
@@ -236,6 +239,8 @@ class Registry:
         """
         text(subject, "subject")
         text(group, "group")
+        if queue is not None:
+            text(queue, "queue")
         named = _checker(checker)
         expired = (
             function(on_expired_lease, "on_expired_lease", "lambda key: effect_happened(key)", may_wait=True)
@@ -297,7 +302,7 @@ class Registry:
             handler = handled if isinstance(handled, Handler) else handler_of(handled, batch=batch)
             check_options(handler, options)
             made = (AsyncConsumer if handler.is_async else Consumer)(
-                subject, group, handler, options, resolve, self.observers
+                subject, group, handler, options, resolve, self.observers, queue
             )
             if registered and made.name in self._consumers:
                 raise ConfigurationError(
@@ -391,6 +396,7 @@ class ConsumerSettings(TypedDict, total=False):
     handler_timeout_s: float | None
     on_cancel: OnCancel | Literal["retry", "park", "finish"]
     codec: Codec | None
+    queue: str | None
     registered: bool
 
 

@@ -9,7 +9,8 @@ from contextlib import nullcontext
 import pytest
 from sqlalchemy.orm import Session
 
-from idempotent import Backoff, Outcome, Registry
+from idempotent import Backoff, Message, Outcome, Registry, Worker
+from idempotent.adapters import MemoryAdapter, MemoryBroker
 from idempotent.checkers import (
     AttemptChecker,
     MemoryChecker,
@@ -20,6 +21,7 @@ from idempotent.checkers import (
 )
 from idempotent.codecs import JsonCodec
 from idempotent.errors import ConfigurationError, UnknownCheckerError
+from idempotent.redrive import Redriven, redrive
 from tests.support.consumers import message
 
 registry = Registry()
@@ -149,6 +151,7 @@ OPTIONS = {
     "concurrency": ([1], ()),
     "on_cancel": (["park"], ()),
     "codec": ([JsonCodec()], POSITIONS),
+    "queue": (["orders.v2"], ()),
     "registered": ([False], ()),
 }
 
@@ -195,6 +198,27 @@ def test_one_subject_and_group_has_one_consumer():
     registry.consumer("orders", checker=MemoryChecker())(print_message)
     with pytest.raises(ConfigurationError, match="another"):
         registry.consumer("orders", checker=MemoryChecker())(print_message)
+
+
+def test_a_queue_with_a_new_name_forgets_no_key():
+    broker, checker, ran = MemoryBroker(), MemoryChecker(), []
+
+    def handle(message):
+        if "unlucky" in message.subject + str(message.id):
+            raise ValueError
+        ran.append(message.id)
+
+    for queue in (None, "orders.v2"):
+        registry = Registry()
+        consumer = registry.consumer("orders", checker=checker, queue=queue, max_attempts=1)(handle)
+        assert (consumer.subject, consumer.name) == (queue or "orders", "orders:default")
+        for name in ("1", "2" if queue else "unlucky"):
+            broker.publish(Message(consumer.subject, id=name))
+        Worker(registry, MemoryAdapter(broker, until_empty=True)).run()
+    assert ran == ["1", "2"]
+    broker.publish(Message("orders.v2", id="unlucky"))
+    assert Worker(registry, MemoryAdapter(broker, until_empty=True)).run()[Outcome.DEAD] == 1
+    assert redrive(consumer, MemoryAdapter(broker), idle_s=0.3) == Redriven(returned=1, reopened=1)
 
 
 def test_attributes_of_a_handler_are_not_those_of_its_consumer():

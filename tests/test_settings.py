@@ -173,6 +173,7 @@ REFUSED = {
         "handler_timeout_s": OR_NONE["seconds"] + (0,),
         "on_cancel": (*CHOICE, None),
         "codec": (5, "json", object(), JsonCodec),
+        "queue": OR_NONE["text"],
         "registered": FLAG,
     },
     "Backoff": {
