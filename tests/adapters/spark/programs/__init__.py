@@ -17,7 +17,7 @@ _TIMEOUT_S = 400.0
 
 def run(name, **arguments):
     """The program's report: for each scenario its value, or {"error": the text}."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*die_with_this_process(), sys.executable, "-m", f"{__name__}.{name}", json.dumps(arguments)],
         cwd=sessions.ROOT,
         env=os.environ | sessions.ENVIRONMENT | {"PYTHONPATH": str(sessions.ROOT)},
@@ -26,14 +26,13 @@ def run(name, **arguments):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=_TIMEOUT_S)
-    finally:
-        # Its JVM and the Python workers of that.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=_TIMEOUT_S)
+        finally:
+            # Its JVM and the Python workers of that.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     lines = [line for line in out.splitlines() if line.startswith("{")]
     if not lines:
         raise RuntimeError(f"{name} ended with {process.returncode}:\n{err[-5000:]}")
