@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo torture brief-torture soak test checked test-all slow lint types pytest bench bench-growth faults fuzz flood audit architecture format lock clean servers servers-newest newest pythons without-servers python
+.PHONY: help demo torture brief-torture soak test checked test-all slow lint types pytest bench bench-growth faults fuzz flood audit architecture format lock clean servers servers-newest newest pythons lowest without-servers python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
@@ -68,14 +68,14 @@ soak: $(STAMP) ## Watch the memory and descriptors of four workers for an hour (
 test: CHOICE := -m 'not slow' --durations=20 --durations-min=5
 test: checked pytest ## Check style and types, and run the quick tests against real servers: what every change must pass
 	@echo
-	@echo "make test: passed. The slow tests, the newest servers, other Pythons and the brief torture: make test-all"
+	@echo "make test: passed. The slow tests, the newest servers, other Pythons, the oldest frameworks and the brief torture: make test-all"
 
 # While one processor checks types, another compiles what the tests import: else each of their processes does.
 checked: $(STAMP)
 	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 & compiling=$$!; \
 	$(MAKE) -s lint types || { kill $$compiling; exit 1; }; wait $$compiling || true
 
-test-all: $(STAMP) ## The same, then the slow tests, the newest servers, other Pythons and the brief torture, e.g. make test-all ONLY=slow,newest
+test-all: $(STAMP) ## The same, then the slow tests, the newest servers, other Pythons, the oldest frameworks and the brief torture, e.g. make test-all ONLY=slow,newest
 	@$(BIN)/python -m tests.project.everything $(if $(ONLY),--only '$(ONLY)') --make '$(MAKE)'
 
 slow: CHOICE := -m slow
@@ -103,6 +103,9 @@ newest: $(STAMP) servers servers-newest ## Test contracts, crashes, races and ad
 
 pythons: python ## Run the tests that need no server on each other Python that is found here
 	@PYTHON=$(PYTHON) .ci/pythons
+
+lowest: python servers ## Run the quick tests of the plug-ins on the oldest frameworks that pyproject.toml allows
+	@PYTHON=$(PYTHON) WORKERS=$(WORKERS) .ci/lowest $(ARGS)
 
 # Python 3.13 warns of SQLite connections that are left to the garbage collector; what leaves them is not yet known.
 without-servers: $(LIGHT_STAMP)

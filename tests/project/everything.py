@@ -52,6 +52,7 @@ STEPS = (
     ),
     Step("newest", "newest", "the newest servers", preparation=("timeout", "20m", ".ci/newest-servers")),
     Step("pythons", "pythons", "the other Pythons that are found here, without servers"),
+    Step("lowest", "lowest", "the plug-ins on the oldest frameworks that pyproject.toml allows"),
     Step("torture", "brief-torture", "every broker with every checker, ten seconds of faults each"),
 )
 

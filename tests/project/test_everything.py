@@ -89,7 +89,7 @@ def test_interrupted_it_waits_for_what_a_step_has_started_and_shows_what_is_done
 def test_an_unknown_step_is_refused_with_those_there_are(everything):
     done = everything("--only", "slwo")
     assert done.returncode == 1
-    assert "no such step: slwo. Known: gate, slow, newest, pythons, torture" in done.stderr
+    assert "no such step: slwo. Known: gate, slow, newest, pythons, lowest, torture" in done.stderr
 
 
 def test_dots_of_pytest_and_summaries_of_single_tests_count_nothing():
