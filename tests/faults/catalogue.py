@@ -42,6 +42,7 @@ _THREADS: Final = "idempotent/worker/handlers/threads.py"
 _OUTBOX: Final = "tests/outbox"
 _PARKED: Final = "tests/worker/parked"
 _RUNS: Final = "tests/adapters/spark/ledger/test_contract.py"
+_PLUGINS: Final = "tests/adapters"
 
 
 FAULTS: Final = (
@@ -2909,5 +2910,76 @@ FAULTS: Final = (
         "if self.is_undone or not self._settings.rules.stores(",
         "if not self._settings.rules.stores(",
         "tests/adapters/asgi/test_sessions.py -k commits_with_its_answer",
+    ),
+    # The plug-ins of frameworks
+    Fault(
+        "celery: a task that runs elsewhere uses up a retry",
+        "adapters/celery.py",
+        "countdown=countdown_s, retries=request.retries)",
+        "countdown=countdown_s, retries=request.retries + 1)",
+        f"{_PLUGINS}/celery_plugin/test_outcomes.py -k 'running_task_comes_again and threads'",
+    ),
+    Fault(
+        "celery: a delivery that cannot be sent again is lost",
+        "adapters/celery.py",
+        "raise Reject(error, requeue=True)",
+        "raise Reject(error, requeue=False)",
+        f"{_PLUGINS}/celery_plugin/test_outcomes.py -k cannot_be_sent_again",
+    ),
+    Fault(
+        "celery: a task is acknowledged before it runs",
+        "adapters/celery.py",
+        "    acks_late = True\n",
+        "    acks_late = False\n",
+        f"{_PLUGINS}/celery_plugin/test_declaration.py -k early_acknowledgement",
+    ),
+    Fault(
+        "dramatiq: a copy that is skipped stores None as the result",
+        "adapters/dramatiq.py",
+        'proxy.options["store_results"] = False',
+        'proxy.options["store_results"] = True',
+        f"{_PLUGINS}/dramatiq_plugin/test_outcomes.py -k running_message_comes_again",
+    ),
+    Fault(
+        "taskiq: a duplicate without a result replaces that of the first run",
+        "adapters/taskiq.py",
+        "if await context.broker.result_backend.is_result_ready(context.message.task_id):",
+        "if False:",
+        f"{_PLUGINS}/taskiq_plugin/test_outcomes.py -k without_a_stored_result",
+    ),
+    Fault(
+        "faststream: a message whose key is in use is acknowledged",
+        "adapters/faststream.py",
+        "            raise run.answer or AckMessage()\n        raise NackMessage\n",
+        "            raise run.answer or AckMessage()\n        raise AckMessage\n",
+        f"{_PLUGINS}/faststream_plugin/test_outcomes.py -k key_is_in_use",
+    ),
+    Fault(
+        "faststream: a copy of an output has another id",
+        "adapters/faststream.py",
+        'uuid5(UUID(self._token[:32]), f"{exchange} {cmd.destination}")',
+        "uuid4()",
+        f"{_PLUGINS}/faststream_plugin/test_outputs.py -k test_a_copy_of_an_output",
+    ),
+    Fault(
+        "django: a view that was rolled back is answered as a success",
+        "adapters/django/middleware.py",
+        "if status < _FIRST_ERROR and self._is_to_roll_back():",
+        "if False:",
+        f"{_PLUGINS}/django_plugin/test_middleware.py -k answered_as_the_page_says",
+    ),
+    Fault(
+        "django: a copy waits for the transaction that has its key",
+        "adapters/django/checker.py",
+        "ClaimMode(locking=True, wait_s=self.lock_timeout_s)",
+        "ClaimMode(locking=True, wait_s=self.lock_timeout_s + 30)",
+        f"{_PLUGINS}/django_plugin/test_checker.py -k copies_at_the_same_time",
+    ),
+    Fault(
+        "mcp: an error that a tool returns is kept as its result",
+        "adapters/mcp.py",
+        "if isinstance(value, InputRequiredResult) or (isinstance(value, CallToolResult) and value.is_error):",
+        "if isinstance(value, InputRequiredResult):",
+        f"{_PLUGINS}/mcp_plugin/test_outcomes.py -k 'returns_an_error and memory'",
     ),
 )
