@@ -14,9 +14,7 @@ from typing import (
     Final,
     Literal,
     Protocol,
-    TypeAlias,
     TypedDict,
-    TypeVar,
     Unpack,
     cast,
     overload,
@@ -45,12 +43,17 @@ from idempotent.processing.options import (
 from idempotent.validation import choice, flag, function, seconds_or_none, text, whole
 
 if TYPE_CHECKING:
-    # At run time a consumer without a session does not need SQLAlchemy.
-    from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-    from sqlalchemy.orm import Session
-
-    from idempotent.processing.signatures import Decoded, Returned
+    from idempotent.processing.signatures import (
+        AsyncBatchHandler,
+        AsyncHandler,
+        AsyncReturn,
+        Body,
+        OwnAsyncSession,
+        OwnSession,
+        PlainBatchHandler,
+        PlainHandler,
+        PlainReturn,
+    )
 
 
 class Registry:
@@ -398,42 +401,6 @@ class ConsumerSettings(TypedDict, total=False):
     codec: Codec | None
     queue: str | None
     registered: bool
-
-
-if TYPE_CHECKING:
-    Awaited: TypeAlias = Coroutine[Any, Any, object]
-    """What a call of an `async def` handler returns."""
-
-    PlainHandler = TypeVar(
-        "PlainHandler",
-        bound=Callable[[Message], Returned]
-        | Callable[[Message, Session], Returned]
-        | Callable[[Message, Connection], Returned],
-    )
-    AsyncHandler = TypeVar(
-        "AsyncHandler",
-        bound=Callable[[Message], Awaited]
-        | Callable[[Message, AsyncSession], Awaited]
-        | Callable[[Message, AsyncConnection], Awaited],
-    )
-    PlainBatchHandler = TypeVar(
-        "PlainBatchHandler",
-        bound=Callable[[list[Message]], Returned]
-        | Callable[[list[Message], Session], Returned]
-        | Callable[[list[Message], Connection], Returned],
-    )
-    AsyncBatchHandler = TypeVar(
-        "AsyncBatchHandler",
-        bound=Callable[[list[Message]], Awaited]
-        | Callable[[list[Message], AsyncSession], Awaited]
-        | Callable[[list[Message], AsyncConnection], Awaited],
-    )
-    # A handler above takes every Session. One that takes only a class derived from it fits none of them.
-    OwnSession = TypeVar("OwnSession", bound=Session | Connection)
-    OwnAsyncSession = TypeVar("OwnAsyncSession", bound=AsyncSession | AsyncConnection)
-    Body = TypeVar("Body", bound=Decoded)
-    PlainReturn = TypeVar("PlainReturn", bound=Returned)
-    AsyncReturn = TypeVar("AsyncReturn")
 
 
 class Decorator(Protocol):

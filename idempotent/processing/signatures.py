@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Callable, Coroutine, Sized
 from contextlib import AbstractContextManager
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsFloat, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsFloat, TypeAlias, TypeVar
+
+from idempotent.message import Message
+
+if TYPE_CHECKING:
+    # At run time a consumer without a session does not need SQLAlchemy.
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.orm import Session
 
 
 class Ordered(Protocol):
@@ -44,3 +52,37 @@ if TYPE_CHECKING:
     """
     Decoded: TypeAlias = Dataclass | Struct | Model
     """What the body of a message is decoded to."""
+
+    Awaited: TypeAlias = Coroutine[Any, Any, object]
+    """What a call of an `async def` handler returns."""
+
+    PlainHandler = TypeVar(
+        "PlainHandler",
+        bound=Callable[[Message], Returned]
+        | Callable[[Message, Session], Returned]
+        | Callable[[Message, Connection], Returned],
+    )
+    AsyncHandler = TypeVar(
+        "AsyncHandler",
+        bound=Callable[[Message], Awaited]
+        | Callable[[Message, AsyncSession], Awaited]
+        | Callable[[Message, AsyncConnection], Awaited],
+    )
+    PlainBatchHandler = TypeVar(
+        "PlainBatchHandler",
+        bound=Callable[[list[Message]], Returned]
+        | Callable[[list[Message], Session], Returned]
+        | Callable[[list[Message], Connection], Returned],
+    )
+    AsyncBatchHandler = TypeVar(
+        "AsyncBatchHandler",
+        bound=Callable[[list[Message]], Awaited]
+        | Callable[[list[Message], AsyncSession], Awaited]
+        | Callable[[list[Message], AsyncConnection], Awaited],
+    )
+    # A handler above takes every Session. One that takes only a class derived from it fits none of them.
+    OwnSession = TypeVar("OwnSession", bound=Session | Connection)
+    OwnAsyncSession = TypeVar("OwnAsyncSession", bound=AsyncSession | AsyncConnection)
+    Body = TypeVar("Body", bound=Decoded)
+    PlainReturn = TypeVar("PlainReturn", bound=Returned)
+    AsyncReturn = TypeVar("AsyncReturn")

@@ -2071,7 +2071,7 @@ FAULTS: Final = (
     Fault(
         "on_cancel='finish': a cancelled handler stops in the middle",
         "idempotent/processing/steps.py",
-        "        return await ended(asyncio.ensure_future(function(*arguments)), came.append)\n",
+        "        return await ended(function(*arguments), came.append)\n",
         "        return await function(*arguments)\n",
         "tests/functions/test_cancel.py -k finishes_is_recorded",
     ),
@@ -2949,14 +2949,14 @@ FAULTS: Final = (
     ),
     Fault(
         "faststream: a message whose key is in use is acknowledged",
-        "adapters/faststream.py",
+        "adapters/faststream/middleware.py",
         "            raise run.answer or AckMessage()\n        raise NackMessage\n",
         "            raise run.answer or AckMessage()\n        raise AckMessage\n",
         f"{_PLUGINS}/faststream_plugin/test_outcomes.py -k key_is_in_use",
     ),
     Fault(
         "faststream: a copy of an output has another id",
-        "adapters/faststream.py",
+        "adapters/faststream/middleware.py",
         'uuid5(UUID(self._token[:32]), f"{exchange} {cmd.destination}")',
         "uuid4()",
         f"{_PLUGINS}/faststream_plugin/test_outputs.py -k test_a_copy_of_an_output",
