@@ -28,9 +28,12 @@ async def handle(message):
     begun.append(message.id)
     if len(begun) == 20:
         signal.raise_signal(signal.SIGTERM) if how == "run" else os.kill(os.getpid(), signal.SIGTERM)
+        all_begun.set()
+    # On a busy machine the first would end before the last begins, and leave its place to another.
+    await all_begun.wait()
     await asyncio.sleep(100 if timeout_s < 1 else 0.3)
 
-begun, tasks = [], set()
+begun, tasks, all_begun = [], set(), asyncio.Event()
 broker = MemoryBroker()
 for number in range(50):
     broker.publish(Message("orders", id=str(number)))
