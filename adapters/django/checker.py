@@ -329,10 +329,11 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
         atomically = self._database.run_atomically
         released = atomically(self._keys.fail_free, failed)
         # In transactions of their own: a copy of the message may hold the key by now, and the count must stay.
-        with suppress(StoreError):
-            if released.dead:
+        if released.dead:
+            with suppress(StoreBusyError):
                 atomically(self._keys.mark_free_key_dead, claim)
-            elif released.owned and failure.delay_us(released.attempts):
+        elif released.owned and failure.delay_us(released.attempts):
+            with suppress(StoreError):
                 atomically(self._keys.hold, failed)
         return released
 

@@ -116,9 +116,12 @@ class Connections:
         for remaining in _TRIES_LEFT:
             try:
                 detached = self._own.take()
-            except (
-                self._driver_errors
-            ) as error:  # also the driver's own: the connection may die while it is prepared
+            except Exception as error:
+                if lost is not None:
+                    raise lost from error
+                if not isinstance(error, self._driver_errors):
+                    raise
+                # Also the driver's own: the connection may die while it is prepared.
                 raise as_store_error(error, self.engine, self._table) from error
             try:
                 if detached.driver.answer_s != answer_s:
@@ -127,6 +130,8 @@ class Connections:
             except Exception as error:
                 if isinstance(error, StoreError) or not isinstance(error, self._driver_errors):
                     self._own.discard(detached)
+                    if lost is not None:
+                        raise lost from error
                     raise
                 fault = fault_of(error, self.engine, detached.driver.raw)
                 failed = as_store_error(error, self.engine, self._table, detached.driver.raw)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import threading
 import time
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.pool import NullPool
 
 from idempotent.checkers.sql.transactions import HandlerTransactions
+from idempotent.errors import StoreUnavailableError
 from idempotent.stores.sql.connections import Connections
+from idempotent.stores.sql.cursor import query
 from idempotent.stores.sql.detached import DetachedConnections
 from tests.checkers.sql.booking import consumer_of, messages
 
@@ -158,3 +162,22 @@ def test_a_closed_pool_of_another_engine_closes_nothing(sql_store):
     other.dispose()
     assert len(connections._own._idle) == 1
     connections.close()
+
+
+def test_an_answer_that_was_lost_stays_lost_if_no_connection_follows(tmp_path):
+    """Whether the statement was carried out is unknown, whatever the next connection says."""
+    opened = []
+
+    def open_once():
+        if opened:
+            raise sqlite3.OperationalError("no such table: keys")
+        opened.append(sqlite3.connect(tmp_path / "keys.db", check_same_thread=False))
+        return opened[0]
+
+    def lose(driver):
+        opened[0].close()
+        query(driver, "SELECT 1")
+
+    connections = Connections(sa.create_engine("sqlite://", creator=open_once, poolclass=NullPool), "keys")
+    with pytest.raises(StoreUnavailableError, match="closed database"):
+        connections.run(lose)
