@@ -8,12 +8,12 @@ from typing import Any, Final, TypeVar
 
 from idempotent.checkers.batching.batcher import wake_tasks
 from idempotent.checkers.batching.combiner import (
+    ALONE,
     COMPLETE_ALONE,
     Combiner,
     claim_call,
     combines,
     completion_call,
-    must_be_alone,
 )
 from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.checkers.side_calls import OnCancel, SideCall, SideThreads, Signal
@@ -138,7 +138,7 @@ class InThreads(Awaiting):
                 self._release_later([answer.claim])
             raise
         decision: Decision = call.result()
-        return await self._claim_alone(request) if must_be_alone(request, decision) else decision
+        return await self._claim_alone(request) if decision is ALONE else decision
 
     async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         return await self._claimed(self._protocol.claim_many, requests, lambda decisions: decisions)

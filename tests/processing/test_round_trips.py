@@ -9,7 +9,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from idempotent import Registry
+from idempotent import Outcome, Registry
+from idempotent.claims import ClaimRequest
 from idempotent.stores.sql import cursor
 from tests.processing.shop import Shop, messages, outcomes
 
@@ -51,6 +52,18 @@ def test_a_leased_group_is_one_insert_and_one_update(sql_store, statements):
     assert set(outcomes(consumer.process_many(hundred("a")))) == {"duplicate"}
     assert [word for word in statements if word != "SELECT"] == ["INSERT"]
     assert statements.count("SELECT") <= 1
+
+
+def test_a_key_of_a_dead_process_is_looked_at_and_taken_over(sql_store, statements):
+    shop = Shop(sql_store, "leased")
+    consumer = shop.consumer()
+    consumer.process(messages("warm")[0])
+    dead = shop.another_checker().protocol
+    dead.abandon(dead.claim(ClaimRequest(consumer.key_of("a"))).claim)
+    sql_store.age(3600)
+    statements.clear()
+    assert consumer.process(messages("a")[0]).outcome is Outcome.PROCESSED
+    assert [word for word in statements if word != "SELECT"] == ["INSERT", "INSERT", "UPDATE", "UPDATE"]
 
 
 @pytest.mark.parametrize("savepoints", [False, True])

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from idempotent.checkers.batching.batcher import Batcher, Call, Wake, wake_threads
 from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.checkers.side_calls import SideThreads
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, KeyStatus, Lapsed, Verdict
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Lapsed, Verdict
 from idempotent.errors import (
     IdempotentError,
     SchemaError,
@@ -31,7 +31,6 @@ _COMPLETIONS: Final = 0
 _CLAIMS: Final = 1
 # Python 3.11 takes as long to look up an enum's member as to create a small object.
 _LEAVE: Final = Lapsed.LEAVE
-_PARK: Final = KeyStatus.IN_PROGRESS_PARK
 # A statement that took longer waited for a lock: as half a batch it would wait again.
 _AT_ONCE_S: Final = 0.5
 # Batches that hang on a silent network, and the one that goes on beside them.
@@ -43,18 +42,18 @@ Answers: TypeAlias = "Sequence[Decision | bool | BaseException | None]"
 
 
 def combines(request: ClaimRequest) -> bool:
-    """Whether a request may be part of a batch: one of a consumer that retries."""
-    return request.status is not _PARK and request.partition is None
+    """Whether a request may be part of a batch: one that would leave a lapsed key as it is."""
+    return request.on_lapsed is _LEAVE and request.partition is None
 
 
 def at_once(request: ClaimRequest) -> ClaimRequest:
-    """The request as part of a batch: it waits for no lock, and leaves a lapsed key to a claim of its own."""
+    """The request as part of a batch: it waits for no lock."""
     return ClaimRequest(
         request.key,
         request.owner,
         request.fingerprint,
         request.status,
-        _LEAVE,
+        request.on_lapsed,
         request.max_attempts,
         waits=False,
     )
@@ -68,12 +67,6 @@ def claim_call(request: ClaimRequest, wake: Wake, signal: object = None) -> Call
 def completion_call(claim: Claim, result: bytes | None, wake: Wake, signal: object = None) -> Call:
     """A completion as part of a batch."""
     return Call(_COMPLETIONS, Completion(claim, result), claim.key.hash, wake, signal)
-
-
-def must_be_alone(request: ClaimRequest, decision: Decision) -> bool:
-    """Whether a key has to be claimed again, by its own request."""
-    takes_over = request.on_lapsed is not _LEAVE and decision.lapsed and decision.claim is None
-    return decision is ALONE or takes_over
 
 
 class Combiner:
@@ -125,9 +118,7 @@ class Combiner:
             decision = ALONE
         finally:
             calls.leave_direct(request)
-        if decision.claim is None and must_be_alone(request, decision):
-            return self._protocol.claim(request)
-        return decision
+        return self._protocol.claim(request) if decision is ALONE else decision
 
     def complete(self, claim: Claim, result: bytes | None = None) -> bool:
         """`ClaimProtocol.complete`, from any thread. One whose thread is interrupted while it waits is recorded."""
@@ -146,7 +137,7 @@ class Combiner:
     def claimed(self, call: Call, request: ClaimRequest) -> Decision:
         """The answer to a claim that was queued. Makes it alone, if it must be."""
         decision: Decision = call.result()
-        return self._protocol.claim(request) if must_be_alone(request, decision) else decision
+        return self._protocol.claim(request) if decision is ALONE else decision
 
     def completed(self, call: Call, claim: Claim, result: bytes | None = None) -> bool:
         """The answer to a completion that was queued. Makes it alone, if it must be."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from idempotent.claims import ClaimRequest
+from idempotent.claims import ClaimRequest, Lapsed
 from idempotent.keys import KeySpace
 from tests.support.hooks import answering
 
@@ -17,7 +17,7 @@ WITHIN_S = 30.0
 
 
 def request(name: str, **options: Any) -> ClaimRequest:
-    return ClaimRequest(SPACE.key(name), **options)
+    return ClaimRequest(SPACE.key(name), **{"on_lapsed": Lapsed.LEAVE, **options})
 
 
 class Held:

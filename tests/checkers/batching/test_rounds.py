@@ -188,7 +188,7 @@ def others_are_claimed(checker):
     assert all(checker.protocol.complete_many([Completion(claim) for claim in claims]))
 
 
-def test_lapsed_keys_are_taken_over_one_by_one(shared_store):
+def test_lapsed_keys_are_left_by_a_round_and_taken_over_one_by_one(shared_store):
     checker, calls = shared_store.leased(lease_s=600.0), Calls()
     for name in ("lapsed", "lapsed too"):
         checker.protocol.abandon(checker.lone.claim(request(name)).claim)
@@ -203,7 +203,9 @@ def test_lapsed_keys_are_taken_over_one_by_one(shared_store):
         answers = calls.join()
     assert answers["fresh"].verdict is Verdict.ACQUIRED
     for name in ("lapsed", "lapsed too"):
-        assert (answers[name].verdict, answers[name].claim.deaths) == (Verdict.ACQUIRED, 1)
+        assert (answers[name].verdict, answers[name].deaths) == (Verdict.IN_PROGRESS, 1)
+        taken = checker.lone.claim(request(name, on_lapsed=Lapsed.TAKE_OVER))
+        assert (taken.verdict, taken.claim.deaths) == (Verdict.ACQUIRED, 1)
 
 
 def test_completions_of_a_round_that_finds_the_store_busy_are_made_one_by_one(shared_store):
