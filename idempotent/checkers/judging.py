@@ -96,7 +96,7 @@ def judge(stored: StoredKey | None, request: ClaimRequest, *, fence: int = 0) ->
     if stored is None or stored.free:
         return Judgement(Decision(Verdict.ACQUIRED, Claim(request.key, fence, request.owner)), Change.STORE)
     if stored.owner == request.owner:
-        # This request was stored before, and its answer was lost.
+        # The key is this request's own: MySQL's INSERT does not say so, or an earlier answer was lost.
         claim = Claim(request.key, stored.fence, request.owner, deaths=stored.deaths)
         return Judgement(Decision(Verdict.ACQUIRED, claim, deaths=stored.deaths))
     if stored.status is _DONE:

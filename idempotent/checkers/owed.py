@@ -110,7 +110,7 @@ class OwedSteps:
                 if not isinstance(step, Unanswered):
                     self.steps[step.claim.key.hash] = step
                 elif len(self.steps) < _MOST_UNANSWERED:
-                    # What is known of the key's owner comes first: the claim of another one did not get the key.
+                    # An owed completion or release of this key stays: while it is owed, no other claim can have got it.
                     self.steps.setdefault(step.claim.key.hash, step)
             if self.steps:
                 # Where the system starts no more threads, the next claim of the key offers it.

@@ -102,8 +102,8 @@ class ClaimProtocol:
     def _not_answered(self, requests: Iterable[ClaimRequest], error: BaseException) -> BaseException:
         """Owe the release of what may have been claimed: no handler runs for it, so it must not last.
 
-        Not of a transaction's claims, which are rolled back; and not of a key that may have been taken over from a
-        consumer that is asked: it lapses again, and the consumer is asked about the first run.
+        Not of a transaction's claims, which are rolled back. Nor of one with `Lapsed.ASK`: if it took the key over, its
+        lease must end, so that the consumer is asked again about the run that died.
 
         Returns the error to raise.
         """
@@ -198,8 +198,8 @@ class ClaimProtocol:
         """Remember that a run has ended of which the store keeps a note. `RunEnd` documents the arguments."""
         self._owed.remember([RunEnd(Claim(key), record)])
 
-    def settle(self, key: Key) -> None:
-        """Offer what is owed for a key, if anything is.
+    def settle_run_end(self, key: Key) -> None:
+        """Offer the end of a run again, if it is owed.
 
         Raises:
             StoreError: the store did not record it.

@@ -152,7 +152,7 @@ class Binding:
         lone: claims and completes the key of one message alone.
         combiner: the same, if single messages share rounds; None: each has statements of its own.
         calls: runs its handler.
-        runs: the kind of the step that does so.
+        run_step: the kind of the step that does so.
         transactions: the checker's transaction hooks.
         requests: makes the requests for its keys.
         store_failures: which failures of the store are logged.
@@ -180,7 +180,7 @@ class Binding:
         self.combiner: Final = self.lone if isinstance(self.lone, Combiner) else None
         self.transactions: Final = transactions_of(checker)
         self.calls: Calls | AsyncCalls = self._calls_of(handler)
-        self.runs: Final = FINISH if options.on_cancel is OnCancel.FINISH else RUN
+        self.run_step: Final = FINISH if options.on_cancel is OnCancel.FINISH else RUN
         self.requests: Final = Requests(keys, options, by_position=checker.remembers.by_position)
         self.store_failures: Final = LogThrottle()
         self.undone_transactions: Final = LogThrottle()

@@ -1,4 +1,4 @@
-"""Block: the block of a `with`, or of an `async with`, that runs once for its key."""
+"""Once: the block of a `with`, or of an `async with`, that runs once for its key."""
 
 from __future__ import annotations
 

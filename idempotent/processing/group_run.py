@@ -16,7 +16,14 @@ from idempotent.observe.events import Event
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
-from idempotent.processing.results import failed, failure_of, not_recorded, processed, unavailable, uncounted
+from idempotent.processing.results import (
+    completion_error,
+    failed,
+    failure_of,
+    processed,
+    unavailable,
+    uncounted,
+)
 from idempotent.processing.single import count_lost
 from idempotent.processing.steps import STORE, Life
 
@@ -115,7 +122,7 @@ class GroupRun:
         """Call the handler once for all messages: all effects happen, or none."""
         messages = [member.message for member in claimed]
         try:
-            yield self._binding.runs, self._binding.calls.batch, (claimed[0].claim, messages)
+            yield self._binding.run_step, self._binding.calls.batch, (claimed[0].claim, messages)
         except Exception as error:
             yield from self.undo(claimed, error=error)
             return
@@ -147,7 +154,7 @@ class GroupRun:
             yield from self._free(raised)
 
     def _invoke(self, member: Member) -> Life[Any]:
-        returned = yield self._binding.runs, self._binding.calls.one, (member.claim, member.message)
+        returned = yield self._binding.run_step, self._binding.calls.one, (member.claim, member.message)
         yield STORE, self._binding.transactions.flush, (member.claim,)
         return returned
 
@@ -195,7 +202,7 @@ class GroupRun:
         one = self._binding.calls.one
         for position, member in enumerate(claimed):
             try:
-                member.returned = yield self._binding.runs, one, (member.claim, member.message)
+                member.returned = yield self._binding.run_step, one, (member.claim, member.message)
             except Exception as error:
                 (ran if self._note(member, error) is Handling.IGNORE else raised).append(member)
             except BaseException:
@@ -223,7 +230,7 @@ class GroupRun:
             completions = self._completions(ran)
             kept = yield STORE, self._binding.protocol.complete_many, (completions,)
         except BaseException as raised:
-            error = yield from not_recorded(self._binding, completions, raised)
+            error = yield from completion_error(self._binding, completions, raised)
         if isinstance(error, StoreError):
             self._binding.observers.count(self._binding.name, Event.COMPLETION_NOT_RECORDED, len(ran))
             for member in ran:

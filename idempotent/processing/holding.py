@@ -13,7 +13,7 @@ from idempotent.outcomes import Outcome, Result
 HELD: Final = (Outcome.IN_PROGRESS, Outcome.UNAVAILABLE)
 """Outcomes after which a message that nobody waits for comes again."""
 LOOK_S: Final = 0.25
-"""A call that only looks at a key which is done has it for a moment, in a transaction."""
+"""The shortest wait, in seconds: a call that only reads a key which is done holds it for a moment, in a transaction."""
 _RETRY_AFTER_S: Final = 1.0
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0

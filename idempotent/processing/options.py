@@ -26,7 +26,7 @@ _CANCELLED: Final = Failure(
     "effect unknown: its handler was cancelled; look, then resolve the key", UNBOUNDED, fatal=True
 )
 MAX_DEATHS: Final = 5
-"""Sidekiq and others count what was in flight, and set a limit between 3 and 25."""
+"""After so many deaths in a row a message is DEAD. Sidekiq and others set a limit between 3 and 25."""
 
 
 class Results(Protocol):

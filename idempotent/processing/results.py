@@ -50,7 +50,7 @@ def failed(
     return Result(Outcome.FAILED, error=error, retry_after_s=backoff.delay_s(attempt or 1), attempt=attempt)
 
 
-def not_recorded(
+def completion_error(
     binding: Binding, completions: Sequence[Completion], raised: BaseException
 ) -> Life[Exception | None]:
     """What an exception of a completion means. None: it was recorded all the same; a StoreError: that is unknown.

@@ -25,10 +25,10 @@ from idempotent.processing.calling import inside_handler
 from idempotent.processing.results import (
     STORE_RETRY_S,
     answered,
+    completion_error,
     failed,
     failure_of,
     given_up,
-    not_recorded,
     processed,
     unavailable,
     uncounted,
@@ -103,7 +103,7 @@ def _process(
             if result is not None:
                 return result
         try:
-            value = yield binding.runs, binding.calls.one, (claim, message)
+            value = yield binding.run_step, binding.calls.one, (claim, message)
         except BaseException as error:
             return (yield from _Run(binding, message, request, claim).handler_raised(error))
         stored: bytes | None = None
@@ -291,7 +291,7 @@ class _Run:
 
     def not_recorded(self, value: Any, stored: bytes | None, raised: BaseException) -> Life[Result]:
         """The result of a handler that returned, and whose completion raised, or was interrupted."""
-        error = yield from not_recorded(self.binding, (Completion(self.claim, stored),), raised)
+        error = yield from completion_error(self.binding, (Completion(self.claim, stored),), raised)
         if error is None:
             return processed(value)
         if isinstance(error, DoomedTransactionError):
@@ -377,7 +377,11 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Resu
         return unavailable(error)
     try:
         # What the handler passes on as an idempotency key is the same as in a protected run.
-        value = yield binding.runs, binding.calls.one, (changed(claim, key=binding.key_of(message)), message)
+        value = yield (
+            binding.run_step,
+            binding.calls.one,
+            (changed(claim, key=binding.key_of(message)), message),
+        )
     except Exception as error:
         transient = yield STORE, binding.transactions.is_transient, (claim, error)
         yield from release_quietly(binding, message, claim)
@@ -391,7 +395,7 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Resu
     try:
         yield STORE, binding.protocol.complete, (claim,)
     except Exception as raised:
-        failure = yield from not_recorded(binding, (Completion(claim),), raised)
+        failure = yield from completion_error(binding, (Completion(claim),), raised)
         if isinstance(failure, DoomedTransactionError):
             binding.transaction_undone((message,), failure)
         if isinstance(failure, (StoreError, DoomedTransactionError)):

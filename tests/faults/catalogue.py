@@ -538,9 +538,9 @@ FAULTS: Final = (
     Fault(
         "the key is completed before the effect",
         _PROCESSING,
-        "            value = yield binding.runs, binding.calls.one, (claim, message)\n",
+        "            value = yield binding.run_step, binding.calls.one, (claim, message)\n",
         "            yield COMPLETE, binding.lone.complete, (claim,)\n"
-        "            value = yield binding.runs, binding.calls.one, (claim, message)\n",
+        "            value = yield binding.run_step, binding.calls.one, (claim, message)\n",
         "tests/guarantees/crash/test_killed.py -k test_between_effect_and_completion_retry",
     ),
     Fault(
@@ -651,8 +651,8 @@ FAULTS: Final = (
     Fault(
         "a message that another process holds is waited for with its start noted",
         "idempotent/checkers/sql/transactional.py",
-        "waits = not request.redelivered or self.store.has_one_writer",
-        "waits = True",
+        "may_wait = not request.redelivered or self.store.has_one_writer",
+        "may_wait = True",
         "tests/checkers/sql/test_redelivered.py -k 'without_a_start and postgres'",
     ),
     Fault(

@@ -140,8 +140,8 @@ class Batcher:
     def go_direct(self, call: object) -> bool:
         """Whether the caller may make this call itself, at once. When it has ended, or is interrupted, it leaves.
 
-        Most calls go and leave without the lock: what waits is queued before it looks for room, and what leaves looks
-        at the queues afterwards, so one of the two sees the other. Two that come at once may be one too many.
+        Most calls go and leave without the lock. What waits is queued first, and then looks for room; what leaves
+        makes room first, and then looks at the queues: so none is missed. Two that come at once may be one too many.
         """
         if self._server is not None or len(self._direct) >= self._most_direct:
             return False

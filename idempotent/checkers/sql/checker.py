@@ -24,7 +24,7 @@ from idempotent.stores.sql.cursor import DriverConnection
 from idempotent.stores.sql.sockets import LONGEST_S
 from idempotent.validation import seconds_or_none
 
-_CONTENDED_RETRY_S: Final = 1.0
+_LOCKED_RETRY_S: Final = 1.0
 
 
 class SqlChecker(AbstractIdempotentChecker):
@@ -105,7 +105,7 @@ class SqlChecker(AbstractIdempotentChecker):
             if self.store.has_one_writer:
                 raise  # any other writer of the file, for seconds
             # A transaction holds the key, as those of a TransactionalSqlChecker do.
-            return Decision(Verdict.IN_PROGRESS, retry_after_s=_CONTENDED_RETRY_S)
+            return Decision(Verdict.IN_PROGRESS, retry_after_s=_LOCKED_RETRY_S)
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         if requests[0].waits:

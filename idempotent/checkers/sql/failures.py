@@ -1,4 +1,4 @@
-"""FailureTable: attempts and the last error of keys that failed. Written only on failure."""
+"""FailureTable: attempts and last errors of keys; and, under the key that `noted` gives, starts without an end."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class _Run:
 
 
 class Runs:
-    """The runs of a checker without leases.
+    """The runs of a transactional checker, which has no leases.
 
     A copy of a message whose handler runs in this process is IN_PROGRESS at once: to wait for the key's lock it would
     take a connection, and the place of another handler.
@@ -143,7 +143,7 @@ class Runs:
     def note(self, keys: Sequence[Key], leaving: Collection[bytes]) -> Mapping[bytes, int]:
         """Note that these start. Returns the deaths of those that have died, by hash; `leaving` are not noted then."""
         for key in keys:
-            self._protocol.settle(noted(key))  # this process lives: a start of its own is no death
+            self._protocol.settle_run_end(noted(key))  # this process lives: a start of its own is no death
         deaths: dict[bytes, int] = {}
         note = partial(self._recorder.failures.note_starts, deaths=deaths, unless_died=leaving)
         try:

@@ -90,6 +90,7 @@ class Statements:
         self.park: Final = change(f"{dead}, update_at = {now}", self._mine_lapsed)
         self.complete: Final = change(self._done, mine)
         self.complete_with_result: Final = change(f"{self._done}, result = ?", mine)
+        # Else nothing writes `update_at` of a key in progress: its distance to the fence counts the deaths.
         self.lock_mine: Final = change(f"update_at = {now}", f"{mine} AND {IN_PROGRESS}")
         self.kill_mine: Final = change(f"{dead}, lease_until = NULL, update_at = {now}", mine)
         self.delete_mine: Final = self._delete(f"{mine} AND {IN_PROGRESS}")

@@ -143,10 +143,10 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         return sql_findings(self.store)
 
     def _claim(self, request: ClaimRequest) -> Decision:
-        # The start of a redelivered message is noted: who dies while it only waits must leave no death behind.
-        waits = not request.redelivered or self.store.has_one_writer
+        # The start of a redelivered message is noted already: who dies in the wait would leave a death of it.
+        may_wait = not request.redelivered or self.store.has_one_writer
         try:
-            return self._claim_many([request], self.lock_timeout_s if waits else 0.0)[0]
+            return self._claim_many([request], self.lock_timeout_s if may_wait else 0.0)[0]
         except StoreBusyError:
             # Another transaction held the key (on SQLite: any row of the file) for the whole wait, or the server
             # reported several deadlocks in a row.
