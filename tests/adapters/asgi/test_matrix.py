@@ -244,18 +244,23 @@ ELSEWHERE = [
 ]
 
 
+def demand(answer: httpx.Response, expected: str) -> None:
+    """Demand that an answer is what a row of the page says."""
+    found = re.fullmatch(r"(\d+) `([a-z-]+)`( and `Retry-After: 1`)?", expected)
+    if found:
+        assert answer.status_code == int(found[1])
+        assert problem_of(answer) == found[2]
+        assert ("retry-after" in answer.headers) is bool(found[3])
+    else:
+        assert ("idempotent-replayed" in answer.headers) is ("Idempotent-Replayed" in expected)
+
+
 @pytest.mark.parametrize("row", ROWS, ids=[row[3].__name__ for row in ROWS])
 def test_a_request_gets_the_answer_of_the_table(kind: Kind, row: Any) -> None:
     _, expected, options, happens = row
     with client_of(kind.checker, docs="https://shop.example/docs", **options) as client:
         answer = happens(client)
-        found = re.fullmatch(r"(\d+) `([a-z-]+)`( and `Retry-After: 1`)?", expected)
-        if found:
-            assert answer.status_code == int(found[1])
-            assert problem_of(answer) == found[2]
-            assert ("retry-after" in answer.headers) is bool(found[3])
-        else:
-            assert ("idempotent-replayed" in answer.headers) is ("Idempotent-Replayed" in expected)
+        demand(answer, expected)
 
 
 def test_the_table_is_that_of_the_page() -> None:
