@@ -242,8 +242,10 @@ class AnyConsumer:
 
     def value_of(self, message: Message, result: Result) -> Any:
         """What the handler returned, now or before; raises what says why it has not."""
+        if result.outcome is _PROCESSED:
+            return result.value
         self.note_duplicate(message, result)
-        if result.outcome is _PROCESSED or result.replayed:
+        if result.replayed:
             return result.value
         if result.outcome is Outcome.DUPLICATE:
             raise ResultNotStoredError(

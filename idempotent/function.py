@@ -22,7 +22,7 @@ from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnCancel, OnExpiredLease
 from idempotent.processing.block import Once
-from idempotent.processing.flights import Flight, Flights
+from idempotent.processing.flights import Flights, Landing
 from idempotent.processing.handler import Handler, function_of
 from idempotent.processing.holding import LOOK_S, held, held_async
 from idempotent.processing.options import Exceptions, ExpiredLeasePolicy
@@ -130,6 +130,9 @@ class _Call(Message):
     kwargs: dict[str, Any]
 
 
+_ARGS, _KWARGS = (_Call.__dict__[name].__set__ for name in _Call.__slots__)
+
+
 def _handler_of_calls(handler: Handler, session: str | None) -> Handler:
     """The handler of the messages that stand for calls.
 
@@ -139,12 +142,14 @@ def _handler_of_calls(handler: Handler, session: str | None) -> Handler:
     """
     function = handler.function
 
-    def handle(call: _Call, *given: Any) -> Any:
-        if session is None:
-            return function(*call.args, **call.kwargs)
-        return function(*call.args, **call.kwargs, **{session: given[0]})
+    def handle(call: _Call) -> Any:
+        return function(*call.args, **call.kwargs)
 
-    return replace(handler, function=update_wrapper(handle, handler.code, updated=()))
+    def handle_in_session(call: _Call, given: Any) -> Any:
+        return function(*call.args, **call.kwargs, **{cast("str", session): given})
+
+    handling: Callable[..., Any] = handle if session is None else handle_in_session
+    return replace(handler, function=update_wrapper(handling, handler.code, updated=()))
 
 
 class _Calls:
@@ -174,21 +179,25 @@ class _Calls:
         if key is not None and not isinstance(key, str):
             key = id_of(key, f"what key= of {self.consumer.name} returns")
         call = _Call(self.consumer.subject, bytes_of(content), id=key)
-        object.__setattr__(call, "args", args)  # a message is immutable
-        object.__setattr__(call, "kwargs", kwargs)
+        _ARGS(call, args)  # a message is immutable
+        _KWARGS(call, kwargs)
         return call
 
-    def land(self, flight: Flight, message: Message, result: Result | None) -> None:
-        """End the flight of a call; `result`: what came of it, None if an exception did."""
+    def hand_on(self, landing: Landing, message: Message, result: Result | None) -> None:
+        """Give the stored result of a call to the others with its key.
 
-        def stored() -> bytes | None:
-            if result is None or not (result.outcome is Outcome.PROCESSED or result.replayed):
-                return None
-            return self.consumer.binding.encode(
-                result.value, message
-            )  # each call is given an object of its own
-
-        self.flights.land(flight, stored)
+        Args:
+            landing: what they wait for.
+            message: the call.
+            result: what came of it; None: an exception.
+        """
+        stored = None
+        try:
+            if result is not None and (result.outcome is Outcome.PROCESSED or result.replayed):
+                # Stored, because each of them is given an object of its own.
+                stored = self.consumer.binding.encode(result.value, message)
+        finally:
+            landing.set_result(stored)
 
     def value(self, message: Message, stored: bytes) -> Any:
         """The value that another call with the key stored."""
@@ -221,7 +230,8 @@ def _plain(calls: _Calls, wait_s: float) -> Callable[..., Any]:
             if result.outcome is Outcome.IN_PROGRESS:
                 result = held(result, partial(consumer.process, message), until - time.monotonic())
         finally:
-            calls.land(flight, message, result)
+            if (landing := flights.land(flight)) is not None:
+                calls.hand_on(landing, message, result)
         return consumer.value_of(message, result)
 
     return call
@@ -251,7 +261,8 @@ def _awaitable(calls: _Calls, wait_s: float) -> Callable[..., Any]:
                 again = partial(consumer.process, message)
                 result = await held_async(result, again, until - time.monotonic())
         finally:
-            calls.land(flight, message, result)
+            if (landing := flights.land(flight)) is not None:
+                calls.hand_on(landing, message, result)
         return consumer.value_of(message, result)
 
     return call

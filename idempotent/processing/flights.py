@@ -6,7 +6,6 @@ Otherwise each copy of a slow call would have a connection of its own to find ou
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, TypeAlias
 
@@ -63,19 +62,9 @@ class Flights:
                 flight.landing.set_running_or_notify_cancel()  # who waits no longer does not cancel it for others
             return flight.landing, flight.content == message.body
 
-    def land(self, flight: Flight, stored: Callable[[], bytes | None]) -> None:
-        """End a flight.
-
-        Args:
-            flight: it.
-            stored: asked for its result, if others wait for it.
-        """
+    def land(self, flight: Flight) -> Landing | None:
+        """End a flight. Returns what others wait for, which is for the caller to set; None: nobody waits."""
         del self._flights[flight.place]
         with _lock:
             flight.has_landed = True
-        if flight.landing is not None:
-            result = None
-            try:
-                result = stored()
-            finally:
-                flight.landing.set_result(result)
+        return flight.landing

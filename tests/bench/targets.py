@@ -36,6 +36,7 @@ UNREACHED: Final = (
     "64 threads in a Worker, SqlChecker on MariaDB, against combine=False",
     "Relay from PostgreSQL to Kafka, batch 500",
     "handler that sends 1 on PostgreSQL, against one that sends none",
+    "@idempotent on Memory, against a consumer with results",
 )
 """What fails in each run or, near its target, in some, as docs/speed.md says. Other failures fail the run."""
 

@@ -2057,8 +2057,8 @@ FAULTS: Final = (
     Fault(
         "@idempotent: a call whose result is not stored returns None",
         "idempotent/consumer.py",
-        "        if result.outcome is _PROCESSED or result.replayed:\n",
-        "        if result.outcome in (Outcome.PROCESSED, Outcome.DUPLICATE):\n",
+        "        if result.outcome is _PROCESSED:\n            return result.value\n",
+        "        if result.outcome in (Outcome.PROCESSED, Outcome.DUPLICATE):\n            return result.value\n",
         "tests/functions/test_calls.py -k not_stored",
     ),
     Fault(
