@@ -167,7 +167,7 @@ def test_a_renewal_that_the_store_refuses_is_no_fault_of_a_handler_either(caplog
     keeper, before = LeaseKeeper(renew, lambda: None, 0.3, counters.add), late()
     keeper.hold([checker.protocol.claim(ClaimRequest(KEY)).claim])
     wait(lambda: late() > before, "the renewal")
-    assert "the store did not renew it" in caplog.text
+    wait(lambda: "the store did not renew it" in caplog.text, "the log, which comes after the count")
     assert "GIL" not in caplog.text
     keeper.close()
     checker.close()
