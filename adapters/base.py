@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, final
 
 from idempotent.adapters.answers import Answers
+from idempotent.adapters.copies import GROUP_HEADER, ORIGIN_HEADER, group_in
 from idempotent.consumer import AnyConsumer
-from idempotent.errors import AdapterError, MessageError, PublishError, described
+from idempotent.errors import AdapterError, MessageError, PublishError
 from idempotent.message import Message
 from idempotent.outcomes import ACK, Action, Result
 from idempotent.values import value
@@ -215,15 +216,19 @@ class Adapter(ABC):
         del group
         self.publish(letter)
 
+    def written_on(self, letter: Delivery) -> Mapping[str, Any]:
+        """What was written on a dead letter when it was made, by the names in `idempotent.adapters.copies`."""
+        del letter
+        return {}
+
     def origin_of(self, letter: Delivery) -> str | None:
         """Where the original of a dead letter was; None: unknown, or each subject has a target of its own."""
-        del letter
-        return None
+        origin = self.written_on(letter).get(ORIGIN_HEADER)
+        return None if origin is None else str(origin)
 
     def group_of(self, letter: Delivery) -> str | None:
         """The group whose dead letter it is; None: unknown, or each subject has one group."""
-        del letter
-        return None
+        return group_in(self.written_on(letter), GROUP_HEADER)
 
     def dead_letter_subject(self, subject: str) -> str | None:
         """The subject under which the dead letters of `subject` can be received; None if they cannot."""
@@ -298,10 +303,3 @@ def _foreign() -> TypeError:
 def subjects_of(consumers: Sequence[AnyConsumer]) -> list[str]:
     """The subjects of consumers, each once, in their order."""
     return list(dict.fromkeys(consumer.subject for consumer in consumers))
-
-
-def reason_of(result: Result) -> str:
-    """Why a delivery is a dead letter, in one line for its headers or its record."""
-    if result.error is None:
-        return result.outcome.value
-    return described(result.error)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote, unquote
 
-from idempotent.adapters.base import reason_of
+from idempotent.errors import described
 from idempotent.message import Message
 from idempotent.outcomes import Result
 
@@ -182,11 +182,6 @@ def group_in(ours: Mapping[str, Any], name: str) -> str | None:
     return None if group is None else unquote(str(group))
 
 
-def text_of(origin: Any) -> str | None:
-    """The value of ORIGIN_HEADER as text; None if the header is missing."""
-    return None if origin is None else str(origin)
-
-
 def came_from(origin: str | None, subject: str) -> bool:
     """Whether the original of a dead letter was one of this subject's: several may share a dead-letter target.
 
@@ -234,3 +229,10 @@ def _key(message: Message, ours: Mapping[str, Any], place: str) -> dict[str, Any
     if KEY_HEADER in ours and not ours.keys() & {FOR_HEADER, ATTEMPT_HEADER, ORIGIN_HEADER}:
         key[GIVEN_HEADER] = "1"
     return key
+
+
+def reason_of(result: Result) -> str:
+    """Why a delivery is a dead letter, in one line for its headers or its record."""
+    if result.error is None:
+        return result.outcome.value
+    return described(result.error)

@@ -11,13 +11,13 @@ import itertools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from idempotent.adapters.base import Adapter, Delivery, reason_of, subjects_of
-from idempotent.adapters.copies import without_ours
+from idempotent.adapters.base import Adapter, Delivery, subjects_of
+from idempotent.adapters.copies import REASON_HEADER, reason_of, without_ours
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError
 from idempotent.forks import free_in_child
@@ -271,6 +271,12 @@ class MemoryBroker:
             self._changed.notify_all()
             return copy is not None
 
+    def letter(self, epoch: int, number: int) -> DeadLetter | None:
+        """The dead letter that a delivered copy carries; None: none, or the delivery is stale."""
+        with self._changed:
+            copy = self._unsettled.get(epoch, {}).get(number)
+            return None if copy is None else copy.letter
+
     def give_back(self, epoch: int, number: int) -> bool:
         """Deliver a copy again, as soon as possible. False: the delivery is stale."""
         with self._changed:
@@ -405,6 +411,10 @@ class MemoryAdapter(Adapter):
 
     def publish(self, message: Message) -> None:
         self.broker.publish(message)
+
+    def written_on(self, letter: Delivery) -> Mapping[str, Any]:
+        found = self.broker.letter(letter.token.epoch, letter.token.number)
+        return {} if found is None else {REASON_HEADER: found.reason}
 
     def dead_letter_subject(self, subject: str) -> str:
         return dead_letter_queue(subject)

@@ -1,20 +1,25 @@
-"""Redrive: return dead letters to their subject and reopen their keys, so that they run."""
+"""Dead letters of a consumer: look at them, return them to their subject so that they run, or drop them."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from idempotent.admin import KeyRecord
 from idempotent.claims import UNKNOWN_EFFECT, KeyStatus
 from idempotent.consumer import AnyConsumer
-from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.errors import AdapterError, ConfigurationError, described
+from idempotent.keys import Key
 from idempotent.logs import EventLog
-from idempotent.message import received_message
+from idempotent.message import Message, received_message
 from idempotent.observe.log_lines import about_message
 from idempotent.outcomes import Outcome, Result
 from idempotent.registry import Registry
+from idempotent.validation import number
 
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter, Delivery
@@ -23,6 +28,95 @@ log = EventLog(__name__)
 _ACK: Final = Result(Outcome.PROCESSED)
 _MAX_RECEIVED: Final = 100
 _WAIT_S: Final = 0.2
+# What stays is held until the end, so that the broker does not send it again and again.
+_MOST_HELD: Final = 10_000
+_UPKEEP_S: Final = 0.05
+# Words with a digit, and what stands in quotes, differ from message to message: ids, amounts, names.
+_VARIES: Final = re.compile(r"'[^']*'|\"[^\"]*\"|[\w-]*\d[\w-]*")
+_COMPARED: Final = 300
+
+
+def error_group(consumer: str, reason: str) -> str:
+    """The group of an error: 8 hex digits that are equal for errors of one consumer, type and text.
+
+    Numbers, words with a digit and what stands in quotes do not count, nor what follows the first line or 300
+    characters.
+
+    Args:
+        consumer: its name, `subject:group`.
+        reason: `Type: text`, as in the log, on a dead letter, and in `KeyRecord.last_error`.
+    """
+    text = _VARIES.sub("#", reason.partition("\n")[0][:_COMPARED])
+    return hashlib.blake2b(f"{consumer}\n{text}".encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter of a consumer.
+
+    Attributes:
+        message: the message that died, of the consumer's subject. `raw` is the letter as the client library has it.
+        key: what the consumer recognises it by; None: it finds no key in it, or keeps none.
+        record: what the store has of the key; None: nothing.
+        place: where the letter is, in the broker's terms.
+        reason: why it is one: the exception in one line, or the broker's words; "" if nobody said.
+        error: the group of its reason, see `error_group`.
+        attempts: how often it was tried; 0: not known.
+        origin: where the message was; None: not known.
+        undecodable: why a part of it cannot be decoded; None: all of it can. Such a letter cannot be returned.
+    """
+
+    message: Message
+    key: Key | None
+    record: KeyRecord | None
+    place: str
+    reason: str
+    error: str
+    attempts: int
+    origin: str | None
+    undecodable: str | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """By what a person names it: its key, the key's hash, the message's id, its place."""
+        of_key = () if self.key is None else (str(self.key), self.key.hash.hex())
+        of_message = () if self.message.id is None else (str(self.message.id),)
+        return frozenset((*of_key, *of_message, self.place))
+
+    @property
+    def dead(self) -> KeyRecord | None:
+        """Its dead key; None: its key is not dead, or is not stored."""
+        record = self.record
+        return record if record is not None and record.status is KeyStatus.DEAD else None
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Which letters are meant.
+
+    Attributes:
+        names: those with one of these `Letter.names`; empty: all.
+        error: those of this group of errors; None: all.
+        within_s: those whose key died in the last so many seconds, by the store's clock; None: all.
+    """
+
+    names: frozenset[str] = frozenset()
+    error: str | None = None
+    within_s: float | None = None
+
+    def matches(self, letter: Letter) -> bool:
+        """Whether this letter is meant."""
+        if self.names and not self.names & letter.names:
+            return False
+        if self.error is not None and letter.error != self.error:
+            return False
+        if self.within_s is None:
+            return True
+        dead = letter.dead
+        return dead is not None and dead.now_us - dead.update_at_us <= self.within_s * 1_000_000
+
+
+ALL: Final = LetterFilter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +142,111 @@ class Redriven:
     unreadable: int = 0
 
 
+def letters(
+    consumer: AnyConsumer,
+    adapter: Adapter,
+    *,
+    only: LetterFilter = ALL,
+    limit: int | None = None,
+    idle_s: float = 3.0,
+    on_letter: Callable[[int], object] | None = None,
+) -> list[Letter]:
+    """The dead letters of a consumer, which stay where they are. At most 10,000 are looked at.
+
+    RabbitMQ and Kafka send all of them; ActiveMQ `prefetch`, 100 by default and 200 at most.
+
+    Args:
+        consumer: the consumer.
+        adapter: for the broker, not open; closed afterwards.
+        only: which letters.
+        limit: the most letters to find; None: no limit.
+        idle_s: seconds without a letter after which the reading ends.
+        on_letter: called after each letter with the number of those found.
+
+    Raises:
+        ConfigurationError, AdapterError, StoreError: as `redrive`.
+    """
+    found: list[Letter] = []
+
+    def look(reading: _Reading, delivery: Delivery) -> bool:
+        letter = reading.letter(delivery)
+        if letter is not None and only.matches(letter):
+            found.append(letter)
+        if on_letter is not None:
+            on_letter(len(found))
+        return False
+
+    _Reading(consumer, adapter, idle_s).each(
+        look, lambda: _MAX_RECEIVED if limit is None else limit - len(found)
+    )
+    return found
+
+
+def drop(
+    consumer: AnyConsumer,
+    adapter: Adapter,
+    *,
+    only: LetterFilter,
+    note: str,
+    limit: int | None = None,
+    idle_s: float = 3.0,
+    on_letter: Callable[[int], object] | None = None,
+) -> int:
+    """Remove dead letters, whose messages will never run. Returns how many were removed.
+
+    The dead key of a letter is marked as done first, so that later deliveries of its message are duplicates. A crash in
+    between leaves the letter. Each one is logged (`letter_dropped`) with the note.
+
+    Args:
+        consumer: the consumer of the letters.
+        adapter: for the broker, not open; closed afterwards.
+        only: which letters.
+        note: why, and by whom.
+        limit: the most letters to remove; None: no limit.
+        idle_s: seconds without a letter after which the work ends.
+        on_letter: called after each letter with the number of those removed.
+
+    Raises:
+        ConfigurationError, AdapterError, StoreError: as `redrive`.
+    """
+    dropped = 0
+
+    def look(reading: _Reading, delivery: Delivery) -> bool:
+        nonlocal dropped
+        letter = reading.letter(delivery)
+        if letter is None or not only.matches(letter):
+            return False
+        dead = letter.dead
+        if dead is not None and (reading.admin is None or not reading.admin.mark_done(dead)):
+            return False  # somebody else decides about it now
+        adapter.settle(delivery, _ACK)
+        dropped += 1
+        extra = {
+            **about_message(letter.message),
+            "consumer": consumer.name,
+            "key": None if letter.key is None else str(letter.key),
+            "error": letter.reason,
+            "note": note,
+        }
+        log.warning("letter_dropped", extra=extra)
+        if on_letter is not None:
+            on_letter(dropped)
+        return True
+
+    _Reading(consumer, adapter, idle_s).each(
+        look, lambda: _MAX_RECEIVED if limit is None else limit - dropped
+    )
+    return dropped
+
+
 def redrive(
     consumer: AnyConsumer,
     adapter: Adapter,
     *,
+    only: LetterFilter = ALL,
     limit: int | None = None,
+    rate: float | None = None,
+    dry_run: bool = False,
     idle_s: float = 3.0,
     include_unknown: bool = False,
     on_letter: Callable[[Redriven], object] | None = None,
@@ -70,110 +264,197 @@ def redrive(
     Args:
         consumer: the consumer of the dead letters.
         adapter: for the broker, not open; closed afterwards.
+        only: which letters; the others are neither returned nor counted.
         limit: the most letters to return; None: all.
+        rate: the most letters to return in a second; None: as many as the broker takes.
+        dry_run: count, and change nothing.
         idle_s: seconds without a letter after which the redrive ends.
         include_unknown: also return messages whose effect may have happened (`on_expired_lease="park"`); if it had, it
             happens twice.
         on_letter: called after each letter with the counts so far.
 
     Raises:
-        ConfigurationError: the adapter cannot receive dead letters, or the checker keeps keys and has no admin.
+        ConfigurationError: the adapter cannot receive dead letters, or the checker keeps keys and has no admin; a
+            choice of letters with a checker that recognises positions; a `rate` below 0.001.
         AdapterError: the broker failed, or gives nothing to read, for example because a dead-letter topic is missing.
         StoreError: the store did not answer.
     """
-    source = adapter.dead_letter_subject(consumer.subject)
-    if source is None:
+    if consumer.checker.remembers.by_position and only != ALL:
         raise ConfigurationError(
-            f"{type(adapter).__name__} cannot receive dead letters, so it cannot return them"
+            f"{type(consumer.checker).__name__} keeps no keys: a letter that is returned past one that stays is read "
+            "again by the next redrive, and would run twice. Return all letters of this consumer, without a choice"
         )
-    work = _Redrive(consumer, adapter, include_unknown=include_unknown)
-    left: list[Delivery] = []
-    try:
-        adapter.open([_reader(source, consumer)])
-        last = time.monotonic()
-        while time.monotonic() - last < idle_s:
-            done = work.done
-            room = _MAX_RECEIVED if limit is None else min(limit - done.returned, _MAX_RECEIVED)
-            if room <= 0:
-                break
-            for delivery in adapter.receive(room, _WAIT_S):
-                last = time.monotonic()
-                if not work.handle(delivery):
-                    left.append(delivery)
-                if on_letter is not None:
-                    on_letter(work.done)
-        for delivery in left:
-            adapter.requeue(delivery)
-        if not work.done.returned and not left and not adapter.connected:
-            if (waits_for := adapter.waits_for) is None:
-                raise AdapterError(
-                    f"the broker was not reached within {idle_s:g} seconds; no letter was returned"
-                )
-            raise AdapterError(
-                f"the dead letters of {consumer.subject} cannot be read from {source}: {waits_for}. If it does not "
-                "exist, create it; if they go elsewhere, open the adapter with the worker's settings"
-            )
-    finally:
-        adapter.close()
+    pause_s = 0.0 if rate is None else 1 / number(rate, "rate", least=0.001)
+    work = _Redrive(include_unknown=include_unknown, dry_run=dry_run, only=only)
+
+    def look(reading: _Reading, delivery: Delivery) -> bool:
+        is_returned = work.handle(reading, delivery)
+        if on_letter is not None:
+            on_letter(work.done)
+        if is_returned and pause_s:
+            reading.pause(pause_s)
+        return is_returned
+
+    def room() -> int:
+        rest = _MAX_RECEIVED if limit is None else limit - work.done.returned
+        return min(rest, 1) if pause_s else rest
+
+    _Reading(consumer, adapter, idle_s).each(look, room)
     return work.done
+
+
+class _Reading:
+    """Reads the dead letters of a consumer, each once.
+
+    Args:
+        consumer: whose letters.
+        adapter: for the broker, not open.
+        idle_s: seconds without a letter after which it ends.
+
+    Raises:
+        ConfigurationError: the adapter cannot receive dead letters, or the checker keeps keys and has no admin.
+    """
+
+    def __init__(self, consumer: AnyConsumer, adapter: Adapter, idle_s: float) -> None:
+        source = adapter.dead_letter_subject(consumer.subject)
+        if source is None:
+            raise ConfigurationError(
+                f"{type(adapter).__name__} cannot receive dead letters, so it cannot return them"
+            )
+        self.consumer: Final = consumer
+        self.adapter: Final = adapter
+        # Who recognises positions has no keys: a message that comes back has a new position, and runs.
+        self.admin: Final = None if consumer.checker.remembers.by_position else consumer.checker.admin()
+        self._source = source
+        self._idle_s = idle_s
+
+    def each(self, look: Callable[[_Reading, Delivery], bool], room: Callable[[], int]) -> None:
+        """Show each letter, and give back those that stay.
+
+        Args:
+            look: decides about a letter. True: it is settled; False: it stays.
+            room: how many more letters may be received; 0 ends it.
+        """
+        left: list[Delivery] = []
+        any_settled = False
+        adapter = self.adapter
+        adapter.capacity = _MOST_HELD
+        try:
+            adapter.open([_reader(self._source, self.consumer)])
+            last = time.monotonic()
+            while time.monotonic() - last < self._idle_s:
+                wanted = min(room(), _MAX_RECEIVED, _MOST_HELD - len(left))
+                if wanted <= 0:
+                    break
+                for delivery in adapter.receive(wanted, _WAIT_S):
+                    if look(self, delivery):
+                        any_settled = True
+                    else:
+                        left.append(delivery)
+                    last = time.monotonic()
+            for delivery in left:
+                adapter.requeue(delivery)
+            if not any_settled and not left and not adapter.connected:
+                if (waits_for := adapter.waits_for) is None:
+                    raise AdapterError(
+                        f"the broker was not reached within {self._idle_s:g} seconds; no letter was returned"
+                    )
+                raise AdapterError(
+                    f"the dead letters of {self.consumer.subject} cannot be read from {self._source}: {waits_for}. If "
+                    "it does not exist, create it; if they go elsewhere, open the adapter with the worker's settings"
+                )
+        finally:
+            adapter.close()
+
+    def letter(self, delivery: Delivery) -> Letter | None:
+        """The letter of a delivery; None: it is one of another consumer, which shares the dead-letter target."""
+        from idempotent.adapters.copies import ATTEMPT_HEADER, REASON_HEADER, came_from, number_in
+
+        consumer, received = self.consumer, delivery.message
+        place = str(received.position)
+        if delivery.error is not None:
+            reason = described(delivery.error)
+            return Letter(
+                received, None, None, place, reason, error_group(consumer.name, reason), 0, None, reason
+            )
+        group, origin = self.adapter.group_of(delivery), self.adapter.origin_of(delivery)
+        if (group is not None and group != consumer.group) or not came_from(origin, consumer.subject):
+            return None
+        message = received_message(
+            consumer.subject,
+            received.body,
+            received.id,
+            dict(received.headers),
+            redelivered=False,
+            position=None,
+            raw=received.raw,
+            key=received.key,
+            timestamp=received.timestamp,
+        )
+        key = None if self.admin is None else consumer.key_in(message)
+        record = None if self.admin is None or key is None else self.admin.get(key)
+        written = self.adapter.written_on(delivery)
+        reason = str(written.get(REASON_HEADER) or (record and record.last_error) or "")
+        attempts = number_in(written, ATTEMPT_HEADER) or (record.attempts if record else 0)
+        return Letter(
+            message, key, record, place, reason, error_group(consumer.name, reason), attempts, origin
+        )
+
+    def pause(self, pause_s: float) -> None:
+        """Wait, and let the adapter send heartbeats meanwhile."""
+        until = time.monotonic() + pause_s
+        while (left_s := until - time.monotonic()) > 0:
+            self.adapter.receive(0, 0)
+            time.sleep(min(left_s, _UPKEEP_S))
 
 
 class _Redrive:
     """Decides about one letter after the other."""
 
-    def __init__(self, consumer: AnyConsumer, adapter: Adapter, *, include_unknown: bool) -> None:
+    def __init__(self, *, include_unknown: bool, dry_run: bool, only: LetterFilter) -> None:
         self.done = Redriven()
-        self._consumer = consumer
-        self._adapter = adapter
-        # Who recognises positions has no keys: a message that comes back has a new position, and runs.
-        self._admin = None if consumer.checker.remembers.by_position else consumer.checker.admin()
         self._include_unknown = include_unknown
+        self._dry_run = dry_run
+        self._only = only
         self._returned: set[Hashable] = set()
         self._began_us: int | None = None
         """The store's clock when it was first read."""
 
-    def handle(self, delivery: Delivery) -> bool:
+    def handle(self, reading: _Reading, delivery: Delivery) -> bool:
         """Return a letter to its subject, and count it. False: it stays a dead letter."""
-        from idempotent.adapters.copies import came_from
-
-        letter = delivery.message
-        if delivery.error is not None:
-            log.warning("letter_unreadable", extra={**about_message(letter), "error": str(delivery.error)})
-            return self._leave(unreadable=1)
-        group = self._adapter.group_of(delivery)
-        is_others = group is not None and group != self._consumer.group
-        if is_others or not came_from(self._adapter.origin_of(delivery), self._consumer.subject):
+        letter = reading.letter(delivery)
+        if letter is None:
             return self._leave(others=1)
-        message = received_message(
-            self._consumer.subject,
-            letter.body,
-            letter.id,
-            dict(letter.headers),
-            redelivered=False,
-            position=None,
-            raw=letter.raw,
-            key=letter.key,
-            timestamp=letter.timestamp,
-        )
-        admin, key = self._admin, self._consumer.key_in(message)
-        identity = message.id if admin is None else key
+        if not self._only.matches(letter):
+            return False
+        if letter.undecodable is not None:
+            log.warning(
+                "letter_unreadable", extra={**about_message(letter.message), "error": str(delivery.error)}
+            )
+            return self._leave(unreadable=1)
+        identity = letter.message.id if reading.admin is None else letter.key
         if identity is None:
             return self._leave()
-        record = None if admin is None or key is None else admin.get(key)
-        dead = record if record is not None and record.status is KeyStatus.DEAD else None
+        dead = letter.dead
         if dead is not None and self._began_us is None:
             self._began_us = dead.now_us
         if identity in self._returned or (dead is not None and dead.update_at_us > (self._began_us or 0)):
             return self._leave(again=1)
         if dead is not None and dead.last_error == UNKNOWN_EFFECT and not self._include_unknown:
             return self._leave(unknown=1)
-        if admin is not None and dead is not None and not admin.reopen(dead):
+        if not self._dry_run and not self._return(reading, letter, delivery):
             return self._leave()
         self._returned.add(identity)
-        self._adapter.put_back(message, self._consumer.group)
-        self._adapter.settle(delivery, _ACK)
         done = self.done
         self.done = replace(done, returned=done.returned + 1, reopened=done.reopened + (dead is not None))
+        return not self._dry_run
+
+    def _return(self, reading: _Reading, letter: Letter, delivery: Delivery) -> bool:
+        """Reopen the key, publish the message, and only then remove the letter. False: the key has changed."""
+        if letter.dead is not None and (reading.admin is None or not reading.admin.reopen(letter.dead)):
+            return False
+        reading.adapter.put_back(letter.message, reading.consumer.group)
+        reading.adapter.settle(delivery, _ACK)
         return True
 
     def _leave(self, *, unknown: int = 0, again: int = 0, others: int = 0, unreadable: int = 0) -> bool:

@@ -33,15 +33,11 @@ from idempotent.adapters.activemq.refusals import CommitLostError, CopyLostError
 from idempotent.adapters.answers import Answers
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.copies import (
-    GROUP_HEADER,
     KEY_HEADER,
-    ORIGIN_HEADER,
     dead_letter_headers,
     delayed_headers,
-    group_in,
     only_for,
     returned_headers,
-    text_of,
     without_ours,
 )
 from idempotent.adapters.reconnecting import RECONNECT
@@ -231,13 +227,9 @@ class StompAdapter(Adapter):
         returned = returned_headers(letter, ours, place_of(place), group_that_reads(place, group))
         self._publishing.publish([letter], {**kept_of(letter.raw), **returned})
 
-    def origin_of(self, letter: Delivery) -> str | None:
+    def written_on(self, letter: Delivery) -> Mapping[str, Any]:
         held = letter.token.held
-        return text_of(self._ours(held.frame, held.subscription.destination).get(ORIGIN_HEADER))
-
-    def group_of(self, letter: Delivery) -> str | None:
-        held = letter.token.held
-        return group_in(self._ours(held.frame, held.subscription.destination), GROUP_HEADER)
+        return self._ours(held.frame, held.subscription.destination)
 
     def dead_letter_subject(self, subject: str) -> str:
         return self._dead_letter_destination or dead_letters_of(destination_of(subject))

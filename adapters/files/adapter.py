@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, Any, Final, NoReturn
 from urllib.parse import unquote, urlsplit
 
-from idempotent.adapters.base import Adapter, Delivery, reason_of, subjects_of
-from idempotent.adapters.copies import without_ours
+from idempotent.adapters.base import Adapter, Delivery, subjects_of
+from idempotent.adapters.copies import reason_of, without_ours
 from idempotent.adapters.files.lines import STANDARD_INPUT, FileLines, Line, PipedLines
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError, UndecodableRecordError

@@ -14,13 +14,9 @@ from typing import Any, Final, Literal
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.copies import (
     CUT_HEADER,
-    GROUP_HEADER,
-    ORIGIN_HEADER,
     UntakenCopies,
     dead_letter_headers,
     delayed_headers,
-    group_in,
-    text_of,
 )
 from idempotent.adapters.kafka.assignment import Assignment
 from idempotent.adapters.kafka.client import AdminClient, make_client
@@ -321,11 +317,8 @@ class KafkaAdapter(Adapter):
         """Send a dead letter as the record that it was: its value, key, headers and partition."""
         self._sender.put_back(letter, self.dead_letter_subject(letter.subject), group)
 
-    def group_of(self, letter: Delivery) -> str | None:
-        return group_in(ours_of(letter.message.raw, letter.message.subject), GROUP_HEADER)
-
-    def origin_of(self, letter: Delivery) -> str | None:
-        return text_of(ours_of(letter.message.raw, letter.message.subject).get(ORIGIN_HEADER))
+    def written_on(self, letter: Delivery) -> Mapping[str, Any]:
+        return ours_of(letter.message.raw, letter.message.subject)
 
     def dead_letter_subject(self, subject: str) -> str:
         return self._dead_letter_topic or f"{subject}.dlq"

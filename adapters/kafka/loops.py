@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from idempotent.adapters.base import reason_of
+from idempotent.adapters.copies import reason_of
 from idempotent.adapters.kafka.client import KafkaError, KafkaException, Raw, TopicPartition, Uuid
 from idempotent.adapters.kafka.records import epoch_of, message_of, origin_of
 from idempotent.adapters.kafka.topics import text_of

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal
 
 from idempotent.adapters.answers import Answers
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
-from idempotent.adapters.copies import ORIGIN_HEADER, returned_headers, text_of
+from idempotent.adapters.copies import returned_headers
 from idempotent.adapters.rabbitmq.client import LOST, is_missing, pika_errors, plain_error, remedy_for
 from idempotent.adapters.rabbitmq.copies import Copies, Copy, CopyTarget
 from idempotent.adapters.rabbitmq.messages import ours_of, properties_of_copy, properties_to_publish
@@ -192,8 +192,8 @@ class RabbitMqAdapter(Adapter):
         del group  # its queue has no other
         self._publish([letter], self._item_back)
 
-    def origin_of(self, letter: Delivery) -> str | None:
-        return text_of(ours_of(letter.message, letter.message.subject).get(ORIGIN_HEADER))
+    def written_on(self, letter: Delivery) -> Mapping[str, Any]:
+        return ours_of(letter.message, letter.message.subject)
 
     def wake(self) -> None:
         if self._woken.is_set():

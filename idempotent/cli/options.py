@@ -64,6 +64,30 @@ CheckersOption: TypeAlias = Annotated[
         "NAME=env:VARIABLE keeps a password off the command line.",
     ),
 ]
+TargetArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="MODULE:CONSUMER", show_default=False, help="The decorated handler.")
+]
+LettersOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--letter",
+        metavar="LETTER",
+        show_default=False,
+        help="Only this letter: its key, the hash of that, the id of its message, or its place; may be repeated.",
+    ),
+]
+ErrorOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--error",
+        metavar="GROUP",
+        show_default=False,
+        help="Only letters of this group of errors: see dead list.",
+    ),
+]
+IdleOption: TypeAlias = Annotated[
+    float, typer.Option(min=0.1, metavar="SECONDS", help="End after this time without a letter.")
+]
 KeyArgument: TypeAlias = Annotated[
     str,
     typer.Argument(
@@ -174,3 +198,15 @@ def in_words(duration_s: float) -> str:
         if unit != "w" and duration_s >= 2 * size:
             return f"{duration_s / size:.3g} {'days' if unit == 'd' else unit}"
     return f"{duration_s:.3g} s"
+
+
+WithinOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--since",
+        parser=seconds,
+        metavar="DURATION",
+        show_default=False,
+        help="Only letters whose keys died in this time: 90s, 2h, 3d.",
+    ),
+]

@@ -7,13 +7,20 @@ from typing import Annotated, Final
 
 import typer
 
-from idempotent.adapters import adapter_from_url
+from idempotent.cli.dead import consumer_and_broker
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.modules import consumer_at, register_checkers
-from idempotent.cli.options import BrokerOption, CheckersOption, JsonOption
-from idempotent.cli.stores import limit_waits
+from idempotent.cli.options import (
+    BrokerOption,
+    CheckersOption,
+    ErrorOption,
+    IdleOption,
+    JsonOption,
+    LettersOption,
+    TargetArgument,
+    WithinOption,
+)
 from idempotent.cli.terminal.output import count, note, plain, progress, tell
-from idempotent.redrive import Redriven
+from idempotent.redrive import LetterFilter, Redriven
 from idempotent.redrive import redrive as return_letters
 
 REDRIVE: Final = "idempotent redrive MODULE:CONSUMER --broker URL"
@@ -21,17 +28,25 @@ REDRIVE: Final = "idempotent redrive MODULE:CONSUMER --broker URL"
 
 
 def redrive(
-    target: Annotated[
-        str, typer.Argument(metavar="MODULE:CONSUMER", show_default=False, help="The decorated handler.")
-    ],
+    target: TargetArgument,
     broker: BrokerOption,
     checker: CheckersOption = None,
+    letter: LettersOption = None,
+    error: ErrorOption = None,
+    within: WithinOption = None,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", show_default=False, help="The most letters to return.")
     ] = None,
-    idle: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="End after this time without a letter.")
-    ] = 3.0,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, metavar="N", show_default=False, help="The most letters to return in a second."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be returned, and change nothing.")
+    ] = False,
+    idle: IdleOption = 3.0,
     include_unknown: Annotated[
         bool,
         typer.Option(
@@ -51,27 +66,28 @@ def redrive(
     key, their key changed during the redrive, they died after it began, their effect is unknown, or they cannot be
     decoded.
     """
-    registry, consumer = consumer_at(target)
-    try:
-        register_checkers(registry, checker or ())
-        limit_waits(consumer.checker)
-        adapter = adapter_from_url(broker)
+    with consumer_and_broker(target, broker, checker) as (consumer, adapter):
         with progress("looking for dead letters", quiet=as_json) as said:
             done = return_letters(
                 consumer,
-                adapter,
+                adapter(),
+                only=LetterFilter(frozenset(letter or ()), error, within),
                 limit=limit,
+                rate=rate,
+                dry_run=dry_run,
                 idle_s=idle,
                 include_unknown=include_unknown,
                 on_letter=lambda now: said(f"{count(now.returned, 'message')} returned"),
             )
         options = consumer.checker.command_options
-    finally:
-        registry.close()
-    text = (
-        f"[green]Done:[/green] {count(done.returned, 'message')} of {plain(consumer.name)} returned, "
-        f"{count(done.reopened, 'key')} reopened."
+    what, returned, reopened = (
+        plain(consumer.name),
+        count(done.returned, "message"),
+        count(done.reopened, "key"),
     )
+    text = f"[green]Done:[/green] {returned} of {what} returned, {reopened} reopened."
+    if dry_run:
+        text = f"{returned} of {what} would be returned, {reopened} reopened. Nothing was changed."
     tell(text, as_json=as_json, consumer=consumer.name, **asdict(done))
     if done.left:
         if not as_json:

@@ -67,8 +67,10 @@ COMMANDS: Final = (
         """
         idempotent redrive shop.consumers:on_paid --broker amqp://localhost --checker db=$URL
         idempotent redrive shop.consumers:on_paid --broker kafka://localhost --checker db=$URL --limit 10
+        idempotent redrive shop.consumers:on_paid --broker $BROKER --checker db=$URL --error 3f9a01c2 --dry-run
         """,
     ),
+    Command("dead", "idempotent.cli.dead:app"),
     Command(
         "relay",
         "idempotent.cli.relay:relay",

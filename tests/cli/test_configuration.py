@@ -124,11 +124,17 @@ ARGUMENTS = {
     "replay": ["-", "shop_consumers:on_paid"],
     "run": ["shop_consumers"],
     "redrive": ["shop_consumers:on_paid"],
+    "dead": ["shop_consumers:on_paid"],
 }
 BROKER = ["--broker", "memory://"]
 MORE = {
     ("run", "--checker"): BROKER,
     ("redrive", "--checker"): BROKER,
+    ("dead", "list", "--checker"): BROKER,
+    ("dead", "show", "--broker"): ["a:b:c"],
+    ("dead", "show", "--checker"): ["a:b:c", *BROKER],
+    ("dead", "drop", "--broker"): ["--letter", "a:b:c", "--note", "why"],
+    ("dead", "drop", "--checker"): ["--letter", "a:b:c", "--note", "why", *BROKER],
     ("relay", "--outbox"): BROKER,
     ("relay", "--broker"): ["--outbox", URL],
     ("keys", "show", "--url"): ["a:b:c"],

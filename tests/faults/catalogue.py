@@ -1817,7 +1817,7 @@ FAULTS: Final = (
     Fault(
         "a redriven message loses its record key",
         "idempotent/redrive.py",
-        "            key=letter.key,\n",
+        "            key=received.key,\n",
         "",
         "tests/adapters/memory/test_contract.py -k test_the_key_of_a_message_stays",
     ),
@@ -1874,7 +1874,7 @@ FAULTS: Final = (
     Fault(
         "a dead letter comes back and its key stays dead",
         "idempotent/redrive.py",
-        "if admin is not None and dead is not None and not admin.reopen(dead):",
+        "if letter.dead is not None and (reading.admin is None or not reading.admin.reopen(letter.dead)):",
         "if False:",
         "tests/test_redrive.py -k test_dead_letters_go_back_and_run",
     ),
@@ -1884,6 +1884,27 @@ FAULTS: Final = (
         "dead.last_error == UNKNOWN_EFFECT and not self._include_unknown",
         "dead.last_error == UNKNOWN_EFFECT and self._include_unknown",
         "tests/test_redrive.py -k test_a_message_whose_effect_is_unknown",
+    ),
+    Fault(
+        "dead letters: ids make each error a group of its own",
+        "idempotent/redrive.py",
+        """text = _VARIES.sub("#", reason""",
+        """text = str(reason""",
+        "tests/cli/letters/test_dead.py -k differ_in_ids",
+    ),
+    Fault(
+        "dead letters: a dropped letter leaves its key dead",
+        "idempotent/redrive.py",
+        "(reading.admin is None or not reading.admin.mark_done(dead))",
+        "False",
+        "tests/cli/letters/test_dead.py -k dropped_letter_is_gone",
+    ),
+    Fault(
+        "redrive: a rehearsal reopens keys",
+        "idempotent/redrive.py",
+        "if not self._dry_run and not self._return(",
+        "if not self._return(",
+        "tests/cli/letters/test_dead.py -k rehearsed",
     ),
     Fault(
         "redrive: a message that dies again is returned again",
@@ -2966,7 +2987,7 @@ FAULTS: Final = (
         "adapters/django/middleware.py",
         "if status < _FIRST_ERROR and self._is_to_roll_back():",
         "if False:",
-        f"{_PLUGINS}/django_plugin/test_middleware.py -k answered_as_the_page_says",
+        f"{_PLUGINS}/django_plugin/test_middleware.py -k keeps_its_refusal",
     ),
     Fault(
         "django: a copy waits for the transaction that has its key",

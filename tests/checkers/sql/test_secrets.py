@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from idempotent import Message, Registry
-from idempotent.adapters.base import reason_of
+from idempotent.adapters.copies import reason_of
 from idempotent.admin import KeyFilter
 from idempotent.checkers import MemoryChecker
 

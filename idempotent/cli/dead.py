@@ -1,0 +1,350 @@
+"""`idempotent dead`: look at the dead letters of a consumer, and drop those that shall never run."""
+
+from __future__ import annotations
+
+import base64
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from shlex import quote
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+
+from idempotent.adapters import adapter_from_url
+from idempotent.adapters.base import Adapter
+from idempotent.claims import KeyStatus
+from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.keys.view import moment, since, status_word
+from idempotent.cli.modules import consumer_at, register_checkers
+from idempotent.cli.options import (
+    BrokerOption,
+    CheckersOption,
+    ErrorOption,
+    IdleOption,
+    JsonOption,
+    LettersOption,
+    TargetArgument,
+    WithinOption,
+    YesOption,
+)
+from idempotent.cli.stores import limit_waits
+from idempotent.cli.terminal.output import (
+    confirm,
+    count,
+    emit,
+    note,
+    plain,
+    progress,
+    say,
+    show_record,
+    show_rows,
+    tell,
+)
+from idempotent.consumer import AnyConsumer
+from idempotent.redrive import Letter, LetterFilter, drop, letters
+
+_SHOWN_BODY: Final = 10_000
+_NO_LETTER: Final = "No such letter."
+_LETTER: Final = "KEY"
+
+_OneLetter: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="LETTER",
+        show_default=False,
+        help="Its key, the hash of that, the id of its message, or its place, as `dead list --by letter` shows them.",
+    ),
+]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look at dead letters, and drop those that shall never run. To return them: idempotent redrive.",
+)
+
+
+class By(Enum):
+    """What a row stands for."""
+
+    ERROR = "error"
+    LETTER = "letter"
+
+
+@contextmanager
+def consumer_and_broker(
+    target: str, broker: str, checkers: list[str] | None
+) -> Iterator[tuple[AnyConsumer, Callable[[], Adapter]]]:
+    """The consumer of MODULE:CONSUMER with its checkers, and what makes its adapter."""
+    registry, consumer = consumer_at(target)
+    try:
+        register_checkers(registry, checkers or ())
+        limit_waits(consumer.checker)
+        # Where letters wait for each other, as in Kafka's order by partition, one that stays hides those behind it.
+        in_no_order = (
+            {"ordering": "none"} if broker.startswith("kafka:") and "ordering=" not in broker else {}
+        )
+        yield consumer, lambda: adapter_from_url(broker, **in_no_order)
+    finally:
+        registry.close()
+
+
+@app.command(
+    "list",
+    epilog=epilog(
+        "idempotent dead list shop.consumers:on_paid --broker amqp://localhost --checker db=$URL",
+        "idempotent dead list shop.consumers:on_paid --broker amqp://localhost --checker db=$URL --by letter",
+        "idempotent dead list shop.consumers:on_paid --broker $BROKER --checker db=$URL --error 3f9a01c2 --json",
+    ),
+)
+def list_letters(
+    target: TargetArgument,
+    broker: BrokerOption,
+    checker: CheckersOption = None,
+    by: Annotated[By, typer.Option(help="A row for each group of errors, or for each letter.")] = By.ERROR,
+    letter: LettersOption = None,
+    error: ErrorOption = None,
+    within: WithinOption = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", show_default=False, help="Look at so many letters at most."),
+    ] = None,
+    idle: IdleOption = 3.0,
+    as_json: JsonOption = False,
+) -> None:
+    """List a consumer's dead letters, by their errors. They stay where they are.
+
+    Errors of one type belong together if their texts differ in numbers, words with a digit or what stands in quotes
+    alone. At most 10,000 letters are looked at; ActiveMQ sends the first 100 (?prefetch=200 in the URL: 200).
+    """
+    with consumer_and_broker(target, broker, checker) as (consumer, adapter):
+        with progress("looking for dead letters", quiet=as_json) as said:
+            found = letters(
+                consumer,
+                adapter(),
+                only=LetterFilter(frozenset(letter or ()), error, within),
+                limit=limit,
+                idle_s=idle,
+                on_letter=lambda number: said(count(number, "letter")),
+            )
+        rows = (
+            _by_error(found, as_json=as_json)
+            if by is By.ERROR
+            else [_row(each, as_json=as_json) for each in found]
+        )
+        show_rows(rows, as_json=as_json, otherwise=_NO_LETTER)
+        if as_json:
+            return
+        if found:
+            what = plain(quote(target))
+            note(
+                f"To see one: idempotent dead show {what} {_LETTER}; to return a group: idempotent redrive {what} "
+                f"--error {found[0].error}; to drop one: idempotent dead drop {what} --letter {_LETTER}; each with "
+                "--broker and --checker."
+            )
+        if limit is None and not (letter or error or within):
+            _tell_of_keys_without_a_letter(consumer, found)
+
+
+@app.command(
+    epilog=epilog(
+        "idempotent dead show shop.consumers:on_paid orders.paid:billing:4711 --broker amqp://localhost "
+        "--checker db=$URL --body",
+    )
+)
+def show(
+    target: TargetArgument,
+    letter: _OneLetter,
+    broker: BrokerOption,
+    checker: CheckersOption = None,
+    body: Annotated[
+        bool, typer.Option("--body", help="Also its body, which may hold what logs must not.")
+    ] = False,
+    idle: IdleOption = 3.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show everything about one dead letter: why it died, its headers, and what the store has of its key.
+
+    Exit code 1: there is no such letter.
+    """
+    with (
+        consumer_and_broker(target, broker, checker) as (consumer, adapter),
+        progress("looking for the letter", quiet=as_json),
+    ):
+        found = letters(consumer, adapter(), only=LetterFilter(frozenset({letter})), limit=1, idle_s=idle)
+    if not found:
+        tell(_NO_LETTER, as_json=as_json, letter=letter, found=False)
+        raise typer.Exit(ExitCode.ATTENTION)
+    (one,) = found
+    values = _in_full(one)
+    if as_json:
+        emit(**values, **(_body_json(one.message.body) if body else {}))
+        return
+    headers = values.pop("headers")
+    show_record(values)
+    for name, value in headers.items():
+        show_record({f"header {name}": value})
+    if body:
+        _say_body(one.message.body)
+
+
+@app.command(
+    "drop",
+    epilog=epilog(
+        "idempotent dead drop shop.consumers:on_paid --letter 4711 --note 'paid by hand, OPS-812' "
+        "--broker amqp://localhost --checker db=$URL",
+        "idempotent dead drop shop.consumers:on_paid --error 3f9a01c2 --note 'test data' --broker $BROKER "
+        "--checker db=$URL --yes",
+    ),
+)
+def drop_letters(
+    target: TargetArgument,
+    broker: BrokerOption,
+    note_: Annotated[
+        str,
+        typer.Option(
+            "--note", metavar="TEXT", show_default=False, help="Why, and by whom: it goes to the log."
+        ),
+    ],
+    checker: CheckersOption = None,
+    letter: LettersOption = None,
+    error: ErrorOption = None,
+    within: WithinOption = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", show_default=False, help="The most letters to drop.")
+    ] = None,
+    idle: IdleOption = 3.0,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove dead letters, whose messages will never run. Their dead keys are marked as done.
+
+    Exit code 1: there was none, or fewer than were found first.
+    """
+    if not note_.strip():
+        raise typer.BadParameter("--note says why, and by whom")
+    if not (letter or error or within):
+        raise typer.BadParameter("say which: --letter, --error or --since")
+    only = LetterFilter(frozenset(letter or ()), error, within)
+    with consumer_and_broker(target, broker, checker) as (consumer, adapter):
+        with progress("looking for dead letters", quiet=as_json):
+            found = letters(consumer, adapter(), only=only, limit=limit, idle_s=idle)
+        if not found:
+            tell(_NO_LETTER, as_json=as_json, consumer=consumer.name, dropped=0)
+            raise typer.Exit(ExitCode.ATTENTION)
+        confirm(f"Drop {count(len(found), 'letter')} of {consumer.name}? Their messages never run.", yes=yes)
+        with progress("dropping", quiet=as_json) as said:
+            # What died since then was not agreed to.
+            meant = LetterFilter(only.names | frozenset(each.place for each in found), error, within)
+            dropped = drop(
+                consumer,
+                adapter(),
+                only=meant if not only.names else only,
+                note=note_,
+                limit=len(found),
+                idle_s=idle,
+                on_letter=lambda number: said(f"{count(number, 'letter')} dropped"),
+            )
+    text = f"[green]Done:[/green] {count(dropped, 'letter')} of {plain(consumer.name)} dropped."
+    tell(text, as_json=as_json, consumer=consumer.name, dropped=dropped)
+    if dropped < len(found):
+        raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _by_error(found: Sequence[Letter], *, as_json: bool) -> list[dict[str, Any]]:
+    """A row for each group of errors, the largest first."""
+    groups: defaultdict[str, list[Letter]] = defaultdict(list)
+    for each in found:
+        groups[each.error].append(each)
+    rows = []
+    for error, members in sorted(groups.items(), key=lambda group: -len(group[1])):
+        died = [each for each in members if each.dead is not None]
+        first = min(died, key=_died_us, default=None)
+        last = max(died, key=_died_us, default=None)
+        rows.append(
+            {
+                "error": error,
+                "letters": len(members),
+                "dead_keys": len(died),
+                "first": None if first is None else _died(first, as_json=as_json),
+                "last": None if last is None else _died(last, as_json=as_json),
+                "reason": members[0].reason,
+            }
+        )
+    return rows
+
+
+def _row(letter: Letter, *, as_json: bool) -> dict[str, Any]:
+    return {
+        "letter": letter.place if letter.key is None else str(letter.key),
+        "message_id": None if letter.message.id is None else str(letter.message.id),
+        "place": letter.place,
+        "key": None if letter.record is None else status_word(letter.record.status),
+        "died": _died(letter, as_json=as_json),
+        "attempts": letter.attempts or None,
+        "error": letter.error,
+        "reason": letter.reason,
+    }
+
+
+def _in_full(letter: Letter) -> dict[str, Any]:
+    message, record = letter.message, letter.record
+    sent = message.timestamp
+    return {
+        **_row(letter, as_json=True),
+        "undecodable": letter.undecodable,
+        "key_last_error": None if record is None else record.last_error,
+        "origin": letter.origin,
+        "sent": None if sent is None else sent.isoformat(timespec="seconds"),
+        "headers": {str(name): _readable(value) for name, value in message.headers.items()},
+        "body_bytes": None if message.body is None else len(message.body),
+    }
+
+
+def _readable(value: Any) -> Any:
+    """The value of a header, as JSON has it."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+
+
+def _body_json(body: bytes | None) -> dict[str, str | None]:
+    try:
+        return {"body": None if body is None else body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body or b"").decode()}
+
+
+def _say_body(body: bytes | None) -> None:
+    if body is None:
+        say("body: none, a tombstone")
+        return
+    ((name, text),) = _body_json(body).items()
+    say(f"{name.replace('_', ' ')}: {plain((text or '')[:_SHOWN_BODY])}")
+    if len(text or "") > _SHOWN_BODY:
+        note(f"The first {_SHOWN_BODY:,} characters; --json has all.")
+
+
+def _died_us(letter: Letter) -> int:
+    return letter.dead.update_at_us if letter.dead is not None else 0
+
+
+def _died(letter: Letter, *, as_json: bool) -> str | None:
+    """When its key died; None: the store does not say."""
+    dead = letter.dead
+    if dead is None:
+        return None
+    return moment(dead.update_at_us) if as_json else since(dead.update_at_us, dead.now_us)
+
+
+def _tell_of_keys_without_a_letter(consumer: AnyConsumer, found: Sequence[Letter]) -> None:
+    """Say how many keys of the consumer are dead whose letters are not here."""
+    if consumer.checker.remembers.by_position:
+        return
+    stats = consumer.checker.admin().stats()
+    dead = sum(
+        each.count for each in stats if each.consumer == consumer.name and each.status is KeyStatus.DEAD
+    )
+    if (more := dead - len({each.key for each in found if each.dead is not None})) > 0:
+        options = plain(consumer.checker.command_options)
+        listed = f"idempotent keys list --status dead --consumer {plain(quote(consumer.name))} {options}"
+        note(f"{count(more, 'dead key')} without a letter here, such as those of calls: {listed}")
