@@ -133,8 +133,9 @@ def add_deaths(app: Celery) -> None:
             settings.note("park")
             kill()
 
-    def on_publish(sender=None, **_):
-        """Die between the completion of the first task and its follow-up."""
+    def on_publish(sender=None, headers=None, **_):
+        """Note it, or die between the completion of the first task and its follow-up."""
+        settings.note(f"sent {headers['id']}")
         dies = os.environ.get("DIES")
         if sender == "tail" and dies in ("child", "whole") and settings.first("published"):
             kill(*parent(dies == "whole"))
