@@ -73,14 +73,17 @@ def on_rabbitmq(request, monkeypatch):
 
 @contextmanager
 def on_activemq(request, monkeypatch):
-    """A broker without room: it makes every destination that it permits, and what it forbids ends the worker."""
+    """A broker without room: it makes every destination that it permits, and what it forbids ends the worker.
+
+    It may need more than a second to answer the first commit after it had no room.
+    """
     monkeypatch.setattr("idempotent.adapters.activemq.copying._COPY_BACKOFF", QUICK)
     server = request.getfixturevalue("spare")(PrivateActiveMq, "small-store")
     name = f"orders-{secrets.token_hex(6)}"
     send_to_activemq(server.url, name, "poison")
     with ExitStack() as filling:
         filling.enter_context(full(server.url, name))
-        adapter = adapter_from_url(f"{server.url}?receipt_timeout_s=1&ack=transacted")
+        adapter = adapter_from_url(f"{server.url}?receipt_timeout_s=5&ack=transacted")
         yield Case(name, adapter, f"/queue/{name}.dead", mend=filling.close)
 
 
