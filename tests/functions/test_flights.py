@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import sqlalchemy as sa
@@ -96,3 +97,34 @@ def test_a_copy_with_other_arguments_is_not_given_the_result(kind: Kind) -> None
     values = {each for each in answers if isinstance(each, str)}
     assert values in ({"a: 1"}, {"a: 2"})
     assert sum(isinstance(each, FingerprintMismatchError) for each in answers) == 3
+
+
+def test_a_call_waits_for_another_process(kind: Kind) -> None:
+    """Two declarations of one function share keys and no flights, as two processes do."""
+    ran, began, end = [], threading.Event(), threading.Event()
+
+    def charge(order: str) -> str:
+        ran.append(order)
+        began.set()
+        assert end.wait(DEADLINE_S)
+        return f"charged {order}"
+
+    def declared() -> Callable[[str], Any]:
+        protect = idempotent(kind.checker, group="tests", key="order", name="charge", wait_s=DEADLINE_S)
+        if not kind.is_async:
+            return protect(charge)
+
+        @protect
+        async def charge_later(order: str) -> str:
+            return await asyncio.to_thread(charge, order)
+
+        return lambda order: asyncio.run(charge_later(order))
+
+    first, second = declared(), declared()
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(first, "a")
+        assert began.wait(DEADLINE_S)
+        other = threads.submit(second, "a")
+        threading.Timer(0.5, end.set).start()
+        assert [one.result(DEADLINE_S), other.result(DEADLINE_S)] == ["charged a"] * 2
+    assert ran == ["a"]
