@@ -58,8 +58,8 @@ class Letter:
         message: the message that died, of the consumer's subject. `raw` is the letter as the client library has it.
         key: what the consumer recognises it by; None: it finds no key in it, or keeps none.
         record: what the store has of the key; None: nothing.
-        place: where the letter is, in the broker's terms.
-        reason: why it is one: the exception in one line, or the broker's words; "" if nobody said.
+        place: where the letter is, in the broker's terms, or a digest of it: the same whenever it is read.
+        reason: why it is one: the exception in one line, or the broker's words; "": not known.
         error: the group of its reason, see `error_group`.
         attempts: how often it was tried; 0: not known.
         origin: where the message was; None: not known.
@@ -218,7 +218,7 @@ def drop(
             return False
         dead = letter.dead
         if dead is not None and (reading.admin is None or not reading.admin.mark_done(dead)):
-            return False  # somebody else decides about it now
+            return False  # its key has changed since it was read
         adapter.settle(delivery, _ACK)
         dropped += 1
         extra = {
@@ -371,7 +371,7 @@ class _Reading:
         from idempotent.adapters.copies import ATTEMPT_HEADER, REASON_HEADER, came_from, number_in
 
         consumer, received = self.consumer, delivery.message
-        place = str(received.position)
+        place = _place_of(received)
         if delivery.error is not None:
             reason = described(delivery.error)
             return Letter(
@@ -468,6 +468,16 @@ class _Redrive:
             unreadable=done.unreadable + unreadable,
         )
         return False
+
+
+def _place_of(letter: Message) -> str:
+    """Where a letter is, the same in each connection. RabbitMQ's delivery tags are not: a digest takes their place."""
+    if not isinstance(letter.position, int):
+        return str(letter.position)
+    headers = sorted((str(name), repr(value)) for name, value in letter.headers.items())
+    digest = hashlib.blake2b(letter.body or b"", digest_size=6)
+    digest.update(repr((letter.id, letter.key, letter.timestamp, headers)).encode("utf-8", "surrogatepass"))
+    return f"letter-{digest.hexdigest()}"
 
 
 def _reader(source: str, consumer: AnyConsumer) -> AnyConsumer:
