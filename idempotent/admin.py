@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -135,6 +135,11 @@ class KeyAdmin(ABC):
     @abstractmethod
     def get(self, key: Key) -> KeyRecord | None:
         """One key, looked up by its hash; None when it is not stored."""
+
+    def get_many(self, keys: Sequence[Key]) -> Mapping[bytes, KeyRecord]:
+        """Those of at most a few hundred keys that are stored, by their hash. One call of the store, if it can."""
+        found = {key.hash: self.get(key) for key in keys}
+        return {hashed: record for hashed, record in found.items() if record is not None}
 
     @abstractmethod
     def stats(self) -> Sequence[KeyStats]:

@@ -1,11 +1,14 @@
-"""Dead letters of a consumer: look at them, return them to their subject so that they run, or drop them."""
+"""Dead letters of a consumer: look at them, return them to their subject so that they run, or drop them.
+
+Long because a reader follows a letter from the broker through the store and back in one file.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +22,7 @@ from idempotent.message import Message, received_message
 from idempotent.observe.log_lines import about_message
 from idempotent.outcomes import Outcome, Result
 from idempotent.registry import Registry
-from idempotent.validation import number
+from idempotent.validation import number, seconds, whole
 
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter, Delivery
@@ -31,6 +34,7 @@ _WAIT_S: Final = 0.2
 # What stays is held until the end, so that the broker does not send it again and again.
 _MOST_HELD: Final = 10_000
 _UPKEEP_S: Final = 0.05
+_LOOK_S: Final = 0.5
 # Words with a digit, and what stands in quotes, differ from message to message: ids, amounts, names.
 _VARIES: Final = re.compile(r"'[^']*'|\"[^\"]*\"|[\w-]*\d[\w-]*")
 _COMPARED: Final = 300
@@ -131,6 +135,8 @@ class Redriven:
         again: letters that stay because their message was returned already: copies of it, or it died again.
         others: letters of other subjects or groups, which share the dead-letter target.
         unreadable: letters that stay as they are because a part of them cannot be decoded, and would be lost.
+        died: of the first ones, which `canary` waited for, those that died again: the redrive ended with them.
+        open: of the first ones, those that were neither done nor dead in time: the redrive ended with them.
     """
 
     returned: int = 0
@@ -140,6 +146,13 @@ class Redriven:
     again: int = 0
     others: int = 0
     unreadable: int = 0
+    died: int = 0
+    open: int = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the redrive ended because of its first letters."""
+        return bool(self.died or self.open)
 
 
 def letters(
@@ -168,8 +181,7 @@ def letters(
     """
     found: list[Letter] = []
 
-    def look(reading: _Reading, delivery: Delivery) -> bool:
-        letter = reading.letter(delivery)
+    def look(_delivery: Delivery, letter: Letter | None) -> bool:
         if letter is not None and only.matches(letter):
             found.append(letter)
         if on_letter is not None:
@@ -210,15 +222,18 @@ def drop(
         ConfigurationError, AdapterError, StoreError: as `redrive`.
     """
     dropped = 0
+    reading = _Reading(consumer, adapter, idle_s)
+    done: set[Key] = set()
 
-    def look(reading: _Reading, delivery: Delivery) -> bool:
+    def look(delivery: Delivery, letter: Letter | None) -> bool:
         nonlocal dropped
-        letter = reading.letter(delivery)
         if letter is None or not only.matches(letter):
             return False
-        dead = letter.dead
-        if dead is not None and (reading.admin is None or not reading.admin.mark_done(dead)):
-            return False  # its key has changed since it was read
+        dead, key = letter.dead, letter.key
+        if dead is not None and key is not None and key not in done:
+            if reading.admin is None or not reading.admin.mark_done(dead):
+                return False  # it has changed since it was read
+            done.add(key)
         adapter.settle(delivery, _ACK)
         dropped += 1
         extra = {
@@ -233,9 +248,7 @@ def drop(
             on_letter(dropped)
         return True
 
-    _Reading(consumer, adapter, idle_s).each(
-        look, lambda: _MAX_RECEIVED if limit is None else limit - dropped
-    )
+    reading.each(look, lambda: _MAX_RECEIVED if limit is None else limit - dropped)
     return dropped
 
 
@@ -246,6 +259,8 @@ def redrive(
     only: LetterFilter = ALL,
     limit: int | None = None,
     rate: float | None = None,
+    canary: int | None = None,
+    canary_wait_s: float = 60.0,
     dry_run: bool = False,
     idle_s: float = 3.0,
     include_unknown: bool = False,
@@ -267,6 +282,8 @@ def redrive(
         only: which letters; the others are neither returned nor counted.
         limit: the most letters to return; None: all.
         rate: the most letters to return in a second; None: as many as the broker takes.
+        canary: return so many letters first, wait until a worker has processed them, and go on only if all are done.
+        canary_wait_s: how long that may take, in seconds.
         dry_run: count, and change nothing.
         idle_s: seconds without a letter after which the redrive ends.
         include_unknown: also return messages whose effect may have happened (`on_expired_lease="park"`); if it had, it
@@ -275,31 +292,42 @@ def redrive(
 
     Raises:
         ConfigurationError: the adapter cannot receive dead letters, or the checker keeps keys and has no admin; a
-            choice of letters with a checker that recognises positions; a `rate` below 0.001.
+            choice of letters or a canary with a checker that recognises positions; a `rate` below 0.001; a `canary`
+            below 1.
         AdapterError: the broker failed, or gives nothing to read, for example because a dead-letter topic is missing.
         StoreError: the store did not answer.
     """
-    if consumer.checker.remembers.by_position and only != ALL:
+    if consumer.checker.remembers.by_position and (only != ALL or canary is not None):
         raise ConfigurationError(
             f"{type(consumer.checker).__name__} keeps no keys: a letter that is returned past one that stays is read "
-            "again by the next redrive, and would run twice. Return all letters of this consumer, without a choice"
+            "again by the next redrive, and would run twice, and nothing tells what became of it. Return all letters "
+            "of this consumer, without a choice or a canary"
         )
     pause_s = 0.0 if rate is None else 1 / number(rate, "rate", least=0.001)
-    work = _Redrive(include_unknown=include_unknown, dry_run=dry_run, only=only)
+    first = 0 if canary is None else whole(canary, "canary")
+    wait_s = seconds(canary_wait_s, "canary_wait_s")
+    reading = _Reading(consumer, adapter, idle_s)
+    work = _Redrive(reading, include_unknown=include_unknown, dry_run=dry_run, only=only)
 
-    def look(reading: _Reading, delivery: Delivery) -> bool:
-        is_returned = work.handle(reading, delivery)
+    def look(delivery: Delivery, letter: Letter | None) -> bool:
+        is_returned = work.handle(delivery, letter)
+        if is_returned and work.done.returned == first:
+            work.await_returned(wait_s)
+        elif is_returned and pause_s:
+            reading.pause(pause_s)
         if on_letter is not None:
             on_letter(work.done)
-        if is_returned and pause_s:
-            reading.pause(pause_s)
         return is_returned
 
     def room() -> int:
         rest = _MAX_RECEIVED if limit is None else limit - work.done.returned
+        if work.done.stopped:
+            return 0
+        if work.done.returned < first:
+            rest = min(rest, first - work.done.returned)
         return min(rest, 1) if pause_s else rest
 
-    _Reading(consumer, adapter, idle_s).each(look, room)
+    reading.each(look, room)
     return work.done
 
 
@@ -328,11 +356,12 @@ class _Reading:
         self._source = source
         self._idle_s = idle_s
 
-    def each(self, look: Callable[[_Reading, Delivery], bool], room: Callable[[], int]) -> None:
+    def each(self, look: Callable[[Delivery, Letter | None], bool], room: Callable[[], int]) -> None:
         """Show each letter, and give back those that stay.
 
         Args:
-            look: decides about a letter. True: it is settled; False: it stays.
+            look: decides about a letter (None: it is one of another consumer, which shares the dead-letter target).
+                True: it is settled; False: it stays.
             room: how many more letters may be received; 0 ends it.
         """
         left: list[Delivery] = []
@@ -346,8 +375,9 @@ class _Reading:
                 wanted = min(room(), _MAX_RECEIVED, _MOST_HELD - len(left))
                 if wanted <= 0:
                     break
-                for delivery in adapter.receive(wanted, _WAIT_S):
-                    if look(self, delivery):
+                received = adapter.receive(wanted, _WAIT_S)
+                for delivery, letter in zip(received, self._letters(received), strict=True):
+                    if look(delivery, letter):
                         any_settled = True
                     else:
                         left.append(delivery)
@@ -366,21 +396,33 @@ class _Reading:
         finally:
             adapter.close()
 
-    def letter(self, delivery: Delivery) -> Letter | None:
-        """The letter of a delivery; None: it is one of another consumer, which shares the dead-letter target."""
-        from idempotent.adapters.copies import ATTEMPT_HEADER, REASON_HEADER, came_from, number_in
+    def _letters(self, received: Sequence[Delivery]) -> list[Letter | None]:
+        """The letters of deliveries, after one look at the store; None: one of another consumer."""
+        messages = [self._message_of(delivery) for delivery in received]
+        keys = [
+            None if self.admin is None or message is None else self.consumer.key_in(message)
+            for message in messages
+        ]
+        wanted = [key for key in keys if key is not None]
+        records = {} if self.admin is None or not wanted else self.admin.get_many(wanted)
+        return [
+            self._letter(delivery, message, key, None if key is None else records.get(key.hash))
+            for delivery, message, key in zip(received, messages, keys, strict=True)
+        ]
+
+    def _message_of(self, delivery: Delivery) -> Message | None:
+        """The message that died; None: it was of another consumer, or cannot be decoded."""
+        from idempotent.adapters.copies import came_from
 
         consumer, received = self.consumer, delivery.message
-        place = _place_of(received)
         if delivery.error is not None:
-            reason = described(delivery.error)
-            return Letter(
-                received, None, None, place, reason, error_group(consumer.name, reason), 0, None, reason
-            )
-        group, origin = self.adapter.group_of(delivery), self.adapter.origin_of(delivery)
-        if (group is not None and group != consumer.group) or not came_from(origin, consumer.subject):
             return None
-        message = received_message(
+        group = self.adapter.group_of(delivery)
+        if group is not None and group != consumer.group:
+            return None
+        if not came_from(self.adapter.origin_of(delivery), consumer.subject):
+            return None
+        return received_message(
             consumer.subject,
             received.body,
             received.id,
@@ -391,14 +433,24 @@ class _Reading:
             key=received.key,
             timestamp=received.timestamp,
         )
-        key = None if self.admin is None else consumer.key_in(message)
-        record = None if self.admin is None or key is None else self.admin.get(key)
+
+    def _letter(
+        self, delivery: Delivery, message: Message | None, key: Key | None, record: KeyRecord | None
+    ) -> Letter | None:
+        from idempotent.adapters.copies import ATTEMPT_HEADER, REASON_HEADER, number_in
+
+        received, name = delivery.message, self.consumer.name
+        place = _place_of(received)
+        if delivery.error is not None:
+            reason = described(delivery.error)
+            return Letter(received, None, None, place, reason, error_group(name, reason), 0, None, reason)
+        if message is None:
+            return None
         written = self.adapter.written_on(delivery)
         reason = str(written.get(REASON_HEADER) or (record and record.last_error) or "")
         attempts = number_in(written, ATTEMPT_HEADER) or (record.attempts if record else 0)
-        return Letter(
-            message, key, record, place, reason, error_group(consumer.name, reason), attempts, origin
-        )
+        origin = self.adapter.origin_of(delivery)
+        return Letter(message, key, record, place, reason, error_group(name, reason), attempts, origin)
 
     def pause(self, pause_s: float) -> None:
         """Wait, and let the adapter send heartbeats meanwhile."""
@@ -411,8 +463,11 @@ class _Reading:
 class _Redrive:
     """Decides about one letter after the other."""
 
-    def __init__(self, *, include_unknown: bool, dry_run: bool, only: LetterFilter) -> None:
+    def __init__(
+        self, reading: _Reading, *, include_unknown: bool, dry_run: bool, only: LetterFilter
+    ) -> None:
         self.done = Redriven()
+        self._reading = reading
         self._include_unknown = include_unknown
         self._dry_run = dry_run
         self._only = only
@@ -420,9 +475,23 @@ class _Redrive:
         self._began_us: int | None = None
         """The store's clock when it was first read."""
 
-    def handle(self, reading: _Reading, delivery: Delivery) -> bool:
+    def await_returned(self, wait_s: float) -> None:
+        """Wait until all that was returned is done, or one of it is dead, or the time is over."""
+        until = time.monotonic() + wait_s
+        keys = [key for key in self._returned if isinstance(key, Key)]
+        while True:
+            assert self._reading.admin is not None
+            records = self._reading.admin.get_many(keys)
+            found = [record.status for record in records.values()]
+            died = found.count(KeyStatus.DEAD)
+            running = len(keys) - found.count(KeyStatus.DONE) - died
+            if not running or died or time.monotonic() >= until:
+                self.done = replace(self.done, died=died, open=running)
+                return
+            self._reading.pause(_LOOK_S)
+
+    def handle(self, delivery: Delivery, letter: Letter | None) -> bool:
         """Return a letter to its subject, and count it. False: it stays a dead letter."""
-        letter = reading.letter(delivery)
         if letter is None:
             return self._leave(others=1)
         if not self._only.matches(letter):
@@ -432,7 +501,7 @@ class _Redrive:
                 "letter_unreadable", extra={**about_message(letter.message), "error": str(delivery.error)}
             )
             return self._leave(unreadable=1)
-        identity = letter.message.id if reading.admin is None else letter.key
+        identity = letter.message.id if self._reading.admin is None else letter.key
         if identity is None:
             return self._leave()
         dead = letter.dead
@@ -442,15 +511,16 @@ class _Redrive:
             return self._leave(again=1)
         if dead is not None and dead.last_error == UNKNOWN_EFFECT and not self._include_unknown:
             return self._leave(unknown=1)
-        if not self._dry_run and not self._return(reading, letter, delivery):
+        if not self._dry_run and not self._return(letter, delivery):
             return self._leave()
         self._returned.add(identity)
         done = self.done
         self.done = replace(done, returned=done.returned + 1, reopened=done.reopened + (dead is not None))
         return not self._dry_run
 
-    def _return(self, reading: _Reading, letter: Letter, delivery: Delivery) -> bool:
+    def _return(self, letter: Letter, delivery: Delivery) -> bool:
         """Reopen the key, publish the message, and only then remove the letter. False: the key has changed."""
+        reading = self._reading
         if letter.dead is not None and (reading.admin is None or not reading.admin.reopen(letter.dead)):
             return False
         reading.adapter.put_back(letter.message, reading.consumer.group)

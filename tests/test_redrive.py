@@ -14,7 +14,8 @@ from idempotent.checkers.memory import MemoryKeyAdmin
 from idempotent.claims import KeyStatus
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.keys import KeySpace
-from idempotent.redrive import Redriven, redrive
+from idempotent.outcomes import Result
+from idempotent.redrive import LetterFilter, Redriven, drop, redrive
 from tests.support.kinds import KINDS, as_plain
 
 ORDERS = KeySpace("orders", "billing")
@@ -257,3 +258,66 @@ def test_a_limit_counts_what_is_returned():
     done = shop.redrive(limit=2)
     assert (done.returned, done.left) == (2, 3)
     assert len(shop.broker.dead_letters("orders")) == 4
+
+
+class TestTheFirstLetters:
+    """`canary`: the rest goes back only after the first ones are done."""
+
+    def redrive(self, shop: Shop, **options) -> Redriven:
+        """Redrive beside a worker."""
+        worker = Worker(shop.registry, MemoryAdapter(shop.broker))
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            return shop.redrive(**options)
+        finally:
+            worker.stop()
+            thread.join()
+
+    def test_the_rest_follows_once_they_are_done(self):
+        shop = Shop(*"12345")
+        shop.deliver(*"12345")
+        shop.bad.clear()
+        done = []
+
+        def look(redriven: Redriven) -> None:
+            done.append((redriven.returned, len(shop.done)))
+
+        assert self.redrive(shop, canary=2, on_letter=look) == Redriven(returned=5, reopened=5)
+        assert done[1] == (2, 2)
+        shop.deliver()
+        assert sorted(shop.done) == [*"12345"]
+
+    def test_the_rest_stays_if_one_dies_again(self):
+        shop = Shop(*"12345")
+        shop.deliver(*"12345")
+        done = self.redrive(shop, canary=2)
+        assert (done.returned, done.stopped, done.died >= 1) == (2, True, True)
+        assert len(shop.broker.dead_letters("orders")) == 5
+        assert {shop.runs[each] for each in "345"} == {1}
+
+    def test_the_rest_stays_if_no_worker_runs(self):
+        shop = Shop(*"12345")
+        shop.deliver(*"12345")
+        assert shop.redrive(canary=2, canary_wait_s=1) == Redriven(returned=2, reopened=2, open=2)
+        assert len(shop.broker.dead_letters("orders")) == 3
+
+    def test_a_choice_that_is_smaller_is_not_waited_for(self):
+        shop = Shop(*"12")
+        shop.deliver(*"12")
+        assert shop.redrive(canary=3, canary_wait_s=3600) == Redriven(returned=2, reopened=2)
+
+
+def test_copies_of_a_letter_are_dropped_together():
+    shop = Shop("1")
+    shop.deliver("1")
+    (letter,) = shop.broker.dead_letters("orders")
+    adapter = MemoryAdapter(shop.broker)
+    adapter.open([shop.consumer])
+    shop.broker.publish(Message("orders", b"body", id="1"))
+    (copy,) = adapter.receive(1, 1.0)
+    adapter.settle(copy, Result(Outcome.DEAD, error=letter.reason))
+    adapter.close()
+    assert len(shop.broker.dead_letters("orders")) == 2
+    assert drop(shop.consumer, MemoryAdapter(shop.broker), only=LetterFilter(), note="x", idle_s=0.3) == 2
+    assert shop.checker.admin().get(ORDERS.key("1")).status is KeyStatus.DONE

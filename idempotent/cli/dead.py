@@ -17,7 +17,7 @@ from idempotent.adapters.base import Adapter
 from idempotent.claims import KeyStatus
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.keys.view import moment, since, status_word
-from idempotent.cli.modules import consumer_at, register_checkers
+from idempotent.cli.modules import consumer_at, consumers_at, register_checkers
 from idempotent.cli.options import (
     BrokerOption,
     CheckersOption,
@@ -43,7 +43,8 @@ from idempotent.cli.terminal.output import (
     tell,
 )
 from idempotent.consumer import AnyConsumer
-from idempotent.redrive import Letter, LetterFilter, drop, letters
+from idempotent.redrive import ALL, Letter, LetterFilter, drop, letters
+from idempotent.registry import Registry
 
 _SHOWN_BODY: Final = 10_000
 _NO_LETTER: Final = "No such letter."
@@ -78,14 +79,24 @@ def consumer_and_broker(
 ) -> Iterator[tuple[AnyConsumer, Callable[[], Adapter]]]:
     """The consumer of MODULE:CONSUMER with its checkers, and what makes its adapter."""
     registry, consumer = consumer_at(target)
+    with _broker(registry, [consumer], broker, checkers) as adapter:
+        yield consumer, adapter
+
+
+@contextmanager
+def _broker(
+    registry: Registry, consumers: Sequence[AnyConsumer], broker: str, checkers: list[str] | None
+) -> Iterator[Callable[[], Adapter]]:
+    """Gives the consumers their checkers, and yields what makes the adapter."""
     try:
         register_checkers(registry, checkers or ())
-        limit_waits(consumer.checker)
+        for consumer in consumers:
+            limit_waits(consumer.checker)
         # Where letters wait for each other, as in Kafka's order by partition, one that stays hides those behind it.
         in_no_order = (
             {"ordering": "none"} if broker.startswith("kafka:") and "ordering=" not in broker else {}
         )
-        yield consumer, lambda: adapter_from_url(broker, **in_no_order)
+        yield lambda: adapter_from_url(broker, **in_no_order)
     finally:
         registry.close()
 
@@ -93,13 +104,20 @@ def consumer_and_broker(
 @app.command(
     "list",
     epilog=epilog(
-        "idempotent dead list shop.consumers:on_paid --broker amqp://localhost --checker db=$URL",
+        "idempotent dead list shop.consumers --broker amqp://localhost --checker db=$URL",
         "idempotent dead list shop.consumers:on_paid --broker amqp://localhost --checker db=$URL --by letter",
         "idempotent dead list shop.consumers:on_paid --broker $BROKER --checker db=$URL --error 3f9a01c2 --json",
     ),
 )
 def list_letters(
-    target: TargetArgument,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE[:CONSUMER]",
+            show_default=False,
+            help="The decorated handler, or a module or registry: all of its consumers.",
+        ),
+    ],
     broker: BrokerOption,
     checker: CheckersOption = None,
     by: Annotated[By, typer.Option(help="A row for each group of errors, or for each letter.")] = By.ERROR,
@@ -108,43 +126,55 @@ def list_letters(
     within: WithinOption = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", show_default=False, help="Look at so many letters at most."),
+        typer.Option(
+            min=1, metavar="N", show_default=False, help="Look at so many letters of a consumer at most."
+        ),
     ] = None,
     idle: IdleOption = 3.0,
     as_json: JsonOption = False,
 ) -> None:
-    """List a consumer's dead letters, by their errors. They stay where they are.
+    """List the dead letters of a consumer, or of all consumers of a module, by their errors. They stay where they are.
 
     Errors of one type belong together if their texts differ in numbers, words with a digit or what stands in quotes
     alone. At most 10,000 letters are looked at; ActiveMQ sends the first 100 (?prefetch=200 in the URL: 200).
     """
-    with consumer_and_broker(target, broker, checker) as (consumer, adapter):
+    registry, consumers = consumers_at(target)
+    only = LetterFilter(frozenset(letter or ()), error, within)
+    found: dict[AnyConsumer, list[Letter]] = {}
+    with _broker(registry, consumers, broker, checker) as adapter:
         with progress("looking for dead letters", quiet=as_json) as said:
-            found = letters(
-                consumer,
-                adapter(),
-                only=LetterFilter(frozenset(letter or ()), error, within),
-                limit=limit,
-                idle_s=idle,
-                on_letter=lambda number: said(count(number, "letter")),
+            for consumer in consumers:
+                found[consumer] = letters(
+                    consumer,
+                    adapter(),
+                    only=only,
+                    limit=limit,
+                    idle_s=idle,
+                    on_letter=lambda number: said(count(number, "letter")),
+                )
+        rows = [
+            {**({"consumer": consumer.name} if len(consumers) > 1 or as_json else {}), **row}
+            for consumer, theirs in found.items()
+            for row in (
+                _by_error(theirs, as_json=as_json)
+                if by is By.ERROR
+                else [_row(each, as_json=as_json) for each in theirs]
             )
-        rows = (
-            _by_error(found, as_json=as_json)
-            if by is By.ERROR
-            else [_row(each, as_json=as_json) for each in found]
-        )
+        ]
         show_rows(rows, as_json=as_json, otherwise=_NO_LETTER)
         if as_json:
             return
-        if found:
-            what = plain(quote(target))
+        first = next((each for theirs in found.values() for each in theirs), None)
+        if first is not None:
+            what = plain(quote(target)) if len(consumers) == 1 else "MODULE:CONSUMER"
             note(
                 f"To see one: idempotent dead show {what} {_LETTER}; to return a group: idempotent redrive {what} "
-                f"--error {found[0].error}; to drop one: idempotent dead drop {what} --letter {_LETTER}; each with "
+                f"--error {first.error}; to drop one: idempotent dead drop {what} --letter {_LETTER}; each with "
                 "--broker and --checker."
             )
-        if limit is None and not (letter or error or within):
-            _tell_of_keys_without_a_letter(consumer, found)
+        if limit is None and only == ALL:
+            for consumer, theirs in found.items():
+                _tell_of_keys_without_a_letter(consumer, theirs)
 
 
 @app.command(
@@ -347,4 +377,5 @@ def _tell_of_keys_without_a_letter(consumer: AnyConsumer, found: Sequence[Letter
     if (more := dead - len({each.key for each in found if each.dead is not None})) > 0:
         options = plain(consumer.checker.command_options)
         listed = f"idempotent keys list --status dead --consumer {plain(quote(consumer.name))} {options}"
-        note(f"{count(more, 'dead key')} without a letter here, such as those of calls: {listed}")
+        what = f"{count(more, 'dead key')} of {plain(consumer.name)} without a letter here"
+        note(f"{what}, such as those of calls: {listed}")

@@ -71,6 +71,20 @@ def consumer_at(reference: str) -> tuple[Registry, AnyConsumer]:
     )
 
 
+def consumers_at(reference: str) -> tuple[Registry, list[AnyConsumer]]:
+    """The registry and the consumers of `MODULE`, `MODULE:registry`, or the one of `MODULE:name`.
+
+    Raises:
+        ConfigurationError: the module cannot be imported, or has no such consumers.
+    """
+    module, name = _module(reference)
+    if name is None or name in _named(module, Registry):
+        registry = registry_at(reference)
+        return registry, list(registry.consumers.values())
+    registry, consumer = consumer_at(reference)
+    return registry, [consumer]
+
+
 def register_checkers(registry: Registry, given: Sequence[str]) -> None:
     """Give the registry the checkers of `NAME=URL`.
 

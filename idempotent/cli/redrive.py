@@ -43,6 +43,19 @@ def redrive(
             min=0.001, metavar="N", show_default=False, help="The most letters to return in a second."
         ),
     ] = None,
+    canary: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            show_default=False,
+            help="Return N letters first, wait until a worker has processed them, and go on only if none dies again.",
+        ),
+    ] = None,
+    canary_wait: Annotated[
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="How long the canary waits for them, backoff included."),
+    ] = 60.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be returned, and change nothing.")
     ] = False,
@@ -64,7 +77,7 @@ def redrive(
 
     Beside a running worker, a message that dies again stays. Exit code 1: some letters stay dead, because they have no
     key, their key changed during the redrive, they died after it began, their effect is unknown, or they cannot be
-    decoded.
+    decoded; or the first ones (--canary) died again, or were not done in time.
     """
     with consumer_and_broker(target, broker, checker) as (consumer, adapter):
         with progress("looking for dead letters", quiet=as_json) as said:
@@ -74,6 +87,8 @@ def redrive(
                 only=LetterFilter(frozenset(letter or ()), error, within),
                 limit=limit,
                 rate=rate,
+                canary=canary,
+                canary_wait_s=canary_wait,
                 dry_run=dry_run,
                 idle_s=idle,
                 include_unknown=include_unknown,
@@ -89,10 +104,21 @@ def redrive(
     if dry_run:
         text = f"{returned} of {what} would be returned, {reopened} reopened. Nothing was changed."
     tell(text, as_json=as_json, consumer=consumer.name, **asdict(done))
-    if done.left:
-        if not as_json:
-            note(f"[yellow]{count(done.left, 'letter')} left:[/yellow] {plain(_why_left(done, options))}")
+    if done.stopped and not as_json:
+        note(f"[yellow]Stopped after the first ones:[/yellow] {_why_stopped(done)}")
+    if done.left and not as_json:
+        note(f"[yellow]{count(done.left, 'letter')} left:[/yellow] {plain(_why_left(done, options))}")
+    if done.left or done.stopped:
         raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _why_stopped(done: Redriven) -> str:
+    if done.died:
+        return f"{done.died} of {done.returned} died again. Mend the cause; the other letters stay."
+    return (
+        f"{done.open} of {done.returned} are not done in time: does a worker run, or do they wait for their backoff? "
+        "The other letters stay."
+    )
 
 
 def _why_left(done: Redriven, options: str) -> str:

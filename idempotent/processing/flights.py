@@ -63,7 +63,7 @@ class Flights:
             return flight.landing, flight.content == message.body
 
     def land(self, flight: Flight) -> Landing | None:
-        """End a flight. Returns what others wait for, which is for the caller to set; None: nobody waits."""
+        """End a flight. Returns the future on which other calls wait; the caller sets it. None: no call waits."""
         del self._flights[flight.place]
         with _lock:
             flight.has_landed = True

@@ -66,6 +66,17 @@ def test_it_lists_keys_by_consumer_state_and_lapse(store, admin):
     assert list(admin.list(KeyFilter(), limit=0)) == []
 
 
+def test_many_keys_are_read_at_once(store, admin):
+    fill(store)
+    keys = [BILLING.key(name) for name in ("done", "dead", "live", "done", "none")]
+    found = admin.get_many(keys)
+    assert texts(found.values()) == [f"orders.paid:billing:{x}" for x in ("dead", "done", "live")]
+    for key in keys[:3]:
+        one = admin.get(key)
+        assert (one.hash, one.status, one.fence) == (key.hash, found[key.hash].status, found[key.hash].fence)
+    assert admin.get_many([]) == {}
+
+
 def test_a_consumer_is_a_whole_name_and_no_pattern(store, admin):
     names = ["a%", "ab", "a_", "A%", "a%x"]
     for name in names:

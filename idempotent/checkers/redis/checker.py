@@ -6,7 +6,7 @@ import builtins
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, tee
 from typing import Any, Final
 
@@ -240,7 +240,11 @@ class RedisKeyAdmin(KeyAdmin):
         return islice(filter(selection.matches, self._records(_WHOLE)), limit)
 
     def get(self, key: Key) -> KeyRecord | None:
-        return next(self._read([self._store.names.name(key.hash)], _WHOLE), None)
+        return self.get_many([key]).get(key.hash)
+
+    def get_many(self, keys: Sequence[Key]) -> Mapping[bytes, KeyRecord]:
+        names = [self._store.names.name(hashed) for hashed in dict.fromkeys(key.hash for key in keys)]
+        return {record.hash: record for record in self._read(names, _WHOLE)}
 
     def stats(self) -> builtins.list[KeyStats]:
         return counted(self._records(HEAD_BYTES))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -157,8 +157,14 @@ class SqlKeyAdmin(KeyAdmin):
             remaining = None if remaining is None else remaining - size
 
     def get(self, key: Key) -> KeyRecord | None:
-        rows = self._query(self._sql.one, (key.hash,))
-        return _record(rows[0]) if rows else None
+        return self.get_many([key]).get(key.hash)
+
+    def get_many(self, keys: Sequence[Key]) -> Mapping[bytes, KeyRecord]:
+        hashes = tuple(dict.fromkeys(key.hash for key in keys))
+        if not hashes:
+            return {}
+        records = map(_record, self._query(self._sql.some(len(hashes)), hashes))
+        return {record.hash: record for record in records}
 
     def stats(self) -> builtins.list[KeyStats]:
         counted = [
@@ -204,7 +210,6 @@ class _AdminStatements:
             f" f.attempts, f.last_error, t.result, {now}, t.owner"
             f" FROM {table} t LEFT JOIN {failures} f ON f.key_hash = t.key_hash"
         )
-        self.one: Final = dialect.markers(f"{self._select} WHERE t.key_hash = ?")
         # The key must be as recorded: the same claim (fence) and state (status, update_at), without a live lease.
         # A claim without a lease (claim_once) never lapses, so only a person can free it. Nobody works on a held one.
         seen = (
@@ -222,6 +227,10 @@ class _AdminStatements:
             f" SUM(CASE WHEN {self._lapsed} THEN 1 ELSE 0 END), MIN(update_at)"
             f" FROM {table} GROUP BY 1, 2"
         )
+
+    def some(self, count: int) -> str:
+        """So many keys. Parameters: their hashes."""
+        return self._dialect.markers(f"{self._select} WHERE t.key_hash IN ({', '.join('?' * count)})")
 
     def where(self, selection: KeyFilter) -> tuple[str, tuple[Any, ...]]:
         """The conditions of a filter, each with its AND, and their parameters."""

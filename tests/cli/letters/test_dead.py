@@ -88,6 +88,15 @@ def test_errors_that_differ_in_ids_alone_are_one_row(run, shop):
     assert left(shop) == ["1", "2", "3", "None"]
 
 
+def test_a_module_stands_for_all_its_consumers(cli, shop):
+    words = ("--broker", f"memory://{shop}", "--checker", "db=sqlite:///keys.db", "--idle", "0.2")
+    for target in (f"{shop}:registry", f"{shop}:on_order"):
+        rows = cli("dead", "list", target, "--json", *words).lines
+        assert [(row["consumer"], row["letters"]) for row in rows] == [
+            ("orders:billing", n) for n in (2, 1, 1)
+        ]
+
+
 def test_each_letter_is_a_row_and_can_be_chosen(run):
     rows = run("dead", "list", "--by", "letter", "--json").lines
     assert {row["message_id"] for row in rows} == {"1", "2", "3", None}
@@ -160,5 +169,5 @@ def test_dead_keys_without_a_letter_are_counted(run, shop):
             adapter.settle(delivery, Result(Outcome.PROCESSED))
     adapter.close()
     answer = run("dead", "list")
-    assert "1 dead key without a letter here" in answer.err
+    assert "1 dead key of orders:billing without a letter here" in answer.err
     assert "idempotent keys list --status dead --consumer orders:billing" in answer.err

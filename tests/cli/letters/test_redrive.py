@@ -58,10 +58,28 @@ def test_it_says_what_went_back_and_what_stays(cli, shop):
     assert len(named_broker(shop).dead_letters("orders")) == 1
 
 
+STOPPED = {"died": 0, "open": 0}
+
+
 def test_for_machines(cli, shop):
     answer = cli(*words(shop, "--json"))
-    counts = {"returned": 1, "reopened": 1, "left": 1, "unknown": 0, "again": 0, "others": 0, "unreadable": 0}
+    counts = {
+        "returned": 1,
+        "reopened": 1,
+        "left": 1,
+        "unknown": 0,
+        "again": 0,
+        "others": 0,
+        "unreadable": 0,
+        **STOPPED,
+    }
     assert answer.line == {"consumer": "orders:billing", **counts}
+
+
+def test_what_the_first_ones_did_not_do_is_told(cli, shop):
+    answer = cli(*words(shop, "--canary", "1", "--canary-wait", "1"))
+    assert answer.code == 1
+    assert "1 of 1 are not done in time: does a worker run" in answer.err
 
 
 def test_a_message_whose_effect_is_unknown_stays_unless_it_is_included(cli, shop):
