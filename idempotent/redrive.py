@@ -357,34 +357,31 @@ class _Reading:
         self._idle_s = idle_s
 
     def each(self, look: Callable[[Delivery, Letter | None], bool], room: Callable[[], int]) -> None:
-        """Show each letter, and give back those that stay.
+        """Show each letter. Those that stay go back as they are when the adapter closes; a requeued one may be a copy.
 
         Args:
             look: decides about a letter (None: it is one of another consumer, which shares the dead-letter target).
                 True: it is settled; False: it stays.
             room: how many more letters may be received; 0 ends it.
         """
-        left: list[Delivery] = []
-        any_settled = False
+        left = settled = 0
         adapter = self.adapter
         adapter.capacity = _MOST_HELD
         try:
             adapter.open([_reader(self._source, self.consumer)])
             last = time.monotonic()
             while time.monotonic() - last < self._idle_s:
-                wanted = min(room(), _MAX_RECEIVED, _MOST_HELD - len(left))
+                wanted = min(room(), _MAX_RECEIVED, _MOST_HELD - left)
                 if wanted <= 0:
                     break
                 received = adapter.receive(wanted, _WAIT_S)
                 for delivery, letter in zip(received, self._letters(received), strict=True):
                     if look(delivery, letter):
-                        any_settled = True
+                        settled += 1
                     else:
-                        left.append(delivery)
+                        left += 1
                     last = time.monotonic()
-            for delivery in left:
-                adapter.requeue(delivery)
-            if not any_settled and not left and not adapter.connected:
+            if not settled and not left and not adapter.connected:
                 if (waits_for := adapter.waits_for) is None:
                     raise AdapterError(
                         f"the broker was not reached within {self._idle_s:g} seconds; no letter was returned"
