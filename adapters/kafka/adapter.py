@@ -277,6 +277,10 @@ class KafkaAdapter(Adapter):
         self._finish(token.partition, token.record, result.outcome)
         return True
 
+    def backlog(self) -> Mapping[str, int]:
+        group = self._group
+        return group.assignment.backlog(group.consumer) if group is not None and group.connected else {}
+
     def _delay(self, delivery: Delivery, after_s: float) -> bool:
         token: Token = delivery.token
         if not token.partition.take_back(token):

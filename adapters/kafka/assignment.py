@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -25,6 +25,8 @@ log = EventLog(__name__)
 Name = tuple[str, int]
 _HALF: Final = 0.5
 _TURN_S: Final = 0.1
+# How long the thread that receives waits for the end of a partition.
+_END_S: Final = 1.0
 _LOOK_S: Final = 15.0
 
 
@@ -205,6 +207,23 @@ class Assignment:
             self._turns.rotate(-1 - self._turns.index(last))
         return taken
 
+    def backlog(self, consumer: KafkaConsumer) -> dict[str, int]:
+        """The records that are not finished, by subject. Nothing while a broker does not answer.
+
+        The ends are asked for: those that the client knows from its fetches are old while a partition is paused.
+        """
+        found: Counter[str] = Counter()
+        try:
+            for partition in self._turns:
+                asked = TopicPartition(partition.topic, partition.number)
+                _, end = consumer.get_watermark_offsets(asked, timeout=_END_S)
+                if partition.position >= 0:
+                    found[partition.subject] += max(end - partition.position, 0) + partition.unfinished
+        except KafkaException as error:
+            log.debug("ends_unknown", extra={"error": error_of(error)})
+            return {}
+        return found
+
     @property
     def has_partitions(self) -> bool:
         """Whether this process owns partitions."""
@@ -218,7 +237,7 @@ class Assignment:
     @property
     def has_unfinished(self) -> bool:
         """Whether received messages are not finished."""
-        return any(partition.has_unfinished for partition in self._turns)
+        return any(partition.unfinished for partition in self._turns)
 
     def upkeep(self, consumer: KafkaConsumer) -> None:
         """Look up topic ids, find positions that were lost, commit if due, pause and resume partitions.

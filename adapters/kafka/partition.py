@@ -255,9 +255,9 @@ class Partition:
         return self._epochs[0][1] if self._epochs and self._epochs[0][0] < mark else self._stored_epoch
 
     @property
-    def has_unfinished(self) -> bool:
-        """Whether received messages are not finished."""
-        return len(self._watermark) > 0
+    def unfinished(self) -> int:
+        """How many received messages are not finished."""
+        return len(self._watermark)
 
     def fill(self, share: float) -> float:
         """How full it is, if it has this share of the bytes: fetching pauses at 1.

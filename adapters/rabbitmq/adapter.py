@@ -165,6 +165,14 @@ class RabbitMqAdapter(Adapter):
                 self._woken.clear()
                 return deliveries
 
+    def backlog(self) -> Mapping[str, int]:
+        self._check_owner()
+        try:
+            return {} if self._session is None else self._session.backlog()
+        except LOST as error:
+            self._lose(error)
+            return {}
+
     def _acknowledge(self, delivery: Delivery, result: Result) -> bool:
         del result
         token: Token = delivery.token

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -179,13 +179,20 @@ class Session:
         if not self._consuming.pull:
             self._check_consumers()
 
+    def backlog(self) -> dict[str, int]:
+        """The messages that wait in the queues of each work queue. Raises AMQPError or OSError when it is lost."""
+        found: Counter[str] = Counter()
+        for queue, work in self._queues:
+            found[work] += self._topology.counts(self._connection, queue)[0]
+        return found
+
     def _check_consumers(self) -> None:
         """Detect a consumer that the broker lost without a cancel, which happens in clusters."""
         if time.monotonic() - self._heard_at < DOUBT_AFTER_S:
             return
         self._heard_at = time.monotonic()
         for queue, _ in self._queues:
-            if not self._topology.consumers(self._connection, queue):
+            if not self._topology.counts(self._connection, queue)[1]:
                 raise pika_errors.ChannelError(f"queue {queue!r} has no consumer any more")
 
     def _refuse_stream(self, queue: str) -> None:

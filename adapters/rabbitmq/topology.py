@@ -193,10 +193,10 @@ class Topology:
             log.info("queue_created", extra={"queue": queue})
 
     @staticmethod
-    def consumers(connection: Any, queue: str) -> int:
-        """The number of consumers of a queue. Raises AMQPError if the queue does not exist."""
-        found = _on_a_channel(connection, lambda channel: channel.queue_declare(queue, passive=True))
-        return int(found.method.consumer_count)
+    def counts(connection: Any, queue: str) -> tuple[int, int]:
+        """The messages that wait in a queue, and its consumers. Raises AMQPError if the queue does not exist."""
+        found = _on_a_channel(connection, lambda channel: channel.queue_declare(queue, passive=True)).method
+        return int(found.message_count), int(found.consumer_count)
 
     def _is_dead(self, queue: str) -> bool:
         return queue.endswith(DEAD_SUFFIX) or queue == self.dead_letter_queue
