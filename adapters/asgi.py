@@ -260,8 +260,8 @@ class IdempotencyKeyMiddleware:
             await request.finish()
             return None
         await request.drop()
-        if request.has_begun and result.error is not None:
-            raise result.error  # so that the server ends the answer as one that is not whole
+        if result.error is not None and (request.has_begun or result.is_handler_error):
+            raise result.error  # so that the server ends an answer that it has begun as one that is not whole
         return self._answer_to(message, result)
 
     async def _result_of(self, message: Message, request: Request, flight: _Flight) -> Result:

@@ -19,6 +19,7 @@ from idempotent.errors import ConfigurationError
 from idempotent.function import body_of
 from idempotent.keys import id_of
 from idempotent.outcomes import Outcome, Result
+from idempotent.policy import OnExpiredLease
 from idempotent.processing.holding import held
 from idempotent.validation import seconds, whole
 
@@ -197,6 +198,12 @@ class Problem(Enum):
         "A key belongs to a user, and this request names none.",
     )
     BODY_TOO_LONG = "body-too-long", 413, "The body is too long", ""
+    BODY_INCOMPLETE = (
+        "body-incomplete",
+        400,
+        "The body is not whole",
+        "It ended before its Content-Length. Send the request again, with the same key.",
+    )
     OTHER_REQUEST = (
         "other-request",
         422,
@@ -219,7 +226,7 @@ class Problem(Enum):
         "effect-unknown",
         409,
         "Whether the request took effect is unknown",
-        "The server died while it ran the request. A person has to find out; do not send it with another key.",
+        "The server died, or gave the request up. A person has to find out; do not send it with another key.",
     )
     UNAVAILABLE = (
         "unavailable",
@@ -334,6 +341,11 @@ class Rules:
         self.required: Final = required
         self.wait_s: Final = seconds(wait_s, "wait_s", zero=True)
         self.max_body: Final = whole(max_body, "max_body")
+        wrong = [pattern for pattern in paths or () if not pattern.startswith(("/", "*"))]
+        if wrong:
+            raise ConfigurationError(
+                f"paths are patterns of whole paths, which begin with a slash: write '/{wrong[0]}', not {wrong[0]!r}"
+            )
         self._methods = frozenset(method.upper() for method in methods)
         self._paths = None if paths is None else tuple(paths)
         self._stores_all = store == "all"
@@ -416,5 +428,7 @@ def plain_consumer(
         codec=AnswerCodec(),
         fingerprint=body_of,
         on_expired_lease=on_expired_lease,
+        # A server ends a request that takes too long by an exception in its thread, such as SystemExit.
+        on_cancel="park" if on_expired_lease in (OnExpiredLease.PARK, "park") else "retry",
     )
     return made

@@ -12,6 +12,7 @@ from idempotent.adapters.idempotency_key import (
     Answer,
     NotStoredError,
     Options,
+    Problem,
     Rules,
     fingerprint,
     kept,
@@ -80,6 +81,9 @@ class IdempotencyKeyMiddleware:
         body = b"" if isinstance(key, Answer) else _body(environ, rules.max_body)
         if isinstance(key, Answer) or len(body) > rules.max_body:
             return _sent(key if isinstance(key, Answer) else rules.too_long(), start_response)
+        told = environ.get("CONTENT_LENGTH") or ""
+        if told.isdigit() and len(body) < int(told):  # its client has gone: nobody reads the answer
+            return _sent(rules.problem(Problem.BODY_INCOMPLETE), start_response)
         content = fingerprint(
             method, path, environ.get("QUERY_STRING", "").encode("latin-1", "replace"), body
         )
@@ -91,10 +95,11 @@ class IdempotencyKeyMiddleware:
             return self._stored(*answered)
 
         result = rules.waited(lambda: self._consumer.process(message, call=run, session=self._session))
-        raised = result.error.raised if isinstance(result.error, NotStoredError) else None
-        if raised is not None:
+        is_not_stored = isinstance(result.error, NotStoredError)
+        raised = result.error.raised if isinstance(result.error, NotStoredError) else result.error
+        if raised is not None and (is_not_stored or result.is_handler_error):
             raise raised from None
-        if result.outcome is not Outcome.PROCESSED and not isinstance(result.error, NotStoredError):
+        if result.outcome is not Outcome.PROCESSED and not is_not_stored:
             return _sent(rules.answer_to(result, lambda: self._consumer.key_in(message)), start_response)
         start_response(*answered[:2])
         return [answered[2]]

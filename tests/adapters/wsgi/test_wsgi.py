@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +19,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from idempotent import ConfigurationError
 from idempotent.adapters.wsgi import SESSION, IdempotencyKeyMiddleware, authorization
 from idempotent.checkers import MemoryChecker, TransactionalSqlChecker
+from idempotent.migrations import upgrade
 from tests.adapters.asgi.serving import USER
 from tests.adapters.asgi.test_matrix import ROWS, demand
 from tests.adapters.wsgi.shop import PlainShop, client_of
@@ -125,3 +128,68 @@ def test_an_asynchronous_engine_and_a_wrong_option_are_refused_where_they_are_gi
             scope=authorization,
             store="some",  # type: ignore[arg-type]
         )
+    with pytest.raises(ConfigurationError, match="write '/orders/\\*'"):
+        IdempotencyKeyMiddleware(
+            PlainShop().wsgi, checker=MemoryChecker(), group="shop", scope=authorization, paths=["orders/*"]
+        )
+
+
+@pytest.mark.parametrize("kind", [name for name in KINDS if "-" not in name], indirect=True)
+def test_what_an_interrupted_request_leaves_waits_for_a_person_where_deaths_do(kind: Kind) -> None:
+    with client_of(kind.checker, on_expired_lease="park") as client:
+        client.shop.error = SystemExit(1)
+        app, statuses = client.middleware, []
+        environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/", "HTTP_IDEMPOTENCY_KEY": "k"}
+        environ |= {"HTTP_AUTHORIZATION": USER["Authorization"], "wsgi.input": io.BytesIO()}
+        with pytest.raises(SystemExit):
+            app(environ, lambda *_: None)
+        client.shop.error = None
+        app(environ, lambda status, _: statuses.append(status))
+    assert statuses == ["409 Conflict"]
+
+
+def test_a_body_that_is_not_whole_runs_nothing_and_the_whole_one_does() -> None:
+    with client_of(MemoryChecker()) as client:
+        environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/", "HTTP_IDEMPOTENCY_KEY": "k"}
+        environ |= {"HTTP_AUTHORIZATION": USER["Authorization"], "CONTENT_LENGTH": "11"}
+        statuses: list[str] = []
+        client.middleware(
+            {**environ, "wsgi.input": io.BytesIO(b"hello")}, lambda status, _: statuses.append(status)
+        )
+        assert (statuses, client.shop.charged) == (["400 Bad Request"], [])
+        client.middleware({**environ, "wsgi.input": io.BytesIO(b"hello world")}, lambda *_: None)
+        assert client.shop.charged == [b"hello world"]
+
+
+@pytest.mark.parametrize("answer", [["text"], b"raw", 7])
+def test_what_is_no_answer_is_an_error_of_the_application(answer: Any) -> None:
+    def broken(environ: dict[str, Any], start_response: Any) -> Any:
+        start_response("200 OK", [])
+        return answer
+
+    app = IdempotencyKeyMiddleware(broken, checker=MemoryChecker(), group="tests", scope=lambda _: "u")
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/", "HTTP_IDEMPOTENCY_KEY": "k"}
+    with pytest.raises(TypeError):
+        app({**environ, "wsgi.input": io.BytesIO()}, lambda *_: None)
+
+
+def test_a_constraint_that_fails_at_the_commit_is_an_error_of_the_application(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    sa.event.listen(engine, "connect", lambda driver, _: driver.execute("PRAGMA foreign_keys = ON"))
+    upgrade(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE parents (id INTEGER PRIMARY KEY)")
+        connection.exec_driver_sql(
+            "CREATE TABLE children (id INTEGER REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED)"
+        )
+
+    def adopt(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        environ[SESSION].execute(sa.text("INSERT INTO children VALUES (7)"))
+        start_response("200 OK", [])
+        return [b"adopted"]
+
+    checker = TransactionalSqlChecker(engine)
+    app = IdempotencyKeyMiddleware(adopt, checker=checker, group="tests", scope=lambda _: "u")
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/", "HTTP_IDEMPOTENCY_KEY": "k"}
+    with pytest.raises(sa.exc.IntegrityError):
+        app({**environ, "wsgi.input": io.BytesIO()}, lambda *_: None)
