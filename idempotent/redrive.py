@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from idempotent.admin import KeyRecord
-from idempotent.claims import UNKNOWN_EFFECT, KeyStatus
+from idempotent.claims import UNKNOWN_EFFECT, ClaimRequest, KeyStatus, Verdict
 from idempotent.consumer import AnyConsumer
-from idempotent.errors import AdapterError, ConfigurationError, described
+from idempotent.errors import AdapterError, ConfigurationError, DeadKeyError, described
 from idempotent.keys import Key
 from idempotent.logs import EventLog
 from idempotent.message import Message, received_message
@@ -38,6 +38,7 @@ _LOOK_S: Final = 0.5
 # Words with a digit, and what stands in quotes, differ from message to message: ids, amounts, names.
 _VARIES: Final = re.compile(r"'[^']*'|\"[^\"]*\"|[\w-]*\d[\w-]*")
 _COMPARED: Final = 300
+_PLACE: Final = "letter-"
 
 
 def error_group(consumer: str, reason: str) -> str:
@@ -62,7 +63,8 @@ class Letter:
         message: the message that died, of the consumer's subject. `raw` is the letter as the client library has it.
         key: what the consumer recognises it by; None: it finds no key in it, or keeps none.
         record: what the store has of the key; None: nothing.
-        place: where the letter is, in the broker's terms, or a digest of it: the same whenever it is read.
+        place: where the letter is, in the broker's terms, or a digest of it: the same whenever it is read. It begins
+            with `letter-`.
         reason: why it is one: the exception in one line, or the broker's words; "": not known.
         error: the group of its reason, see `error_group`.
         attempts: how often it was tried; 0: not known.
@@ -82,10 +84,16 @@ class Letter:
 
     @property
     def names(self) -> frozenset[str]:
-        """By what a person names it: its key, the key's hash, the message's id, its place."""
+        """By what a person names it: its key, the key's hash, the message's id, its place.
+
+        An id that reads as a key or as a place is none of them: whoever sends a message chooses its id.
+        """
         of_key = () if self.key is None else (str(self.key), self.key.hash.hex())
-        of_message = () if self.message.id is None else (str(self.message.id),)
-        return frozenset((*of_key, *of_message, self.place))
+        by_id = "" if self.message.id is None else str(self.message.id)
+        reads_as_other = by_id.startswith(_PLACE) or (
+            self.key is not None and by_id.startswith(f"{self.key.consumer}:")
+        )
+        return frozenset((*of_key, *(() if not by_id or reads_as_other else (by_id,)), self.place))
 
     @property
     def dead(self) -> KeyRecord | None:
@@ -137,6 +145,8 @@ class Redriven:
         unreadable: letters that stay as they are because a part of them cannot be decoded, and would be lost.
         died: of the first ones, which `canary` waited for, those that died again: the redrive ended with them.
         open: of the first ones, those that were neither done nor dead in time: the redrive ended with them.
+        undated: letters that a choice by time passed over because their key is not dead, such as those that were
+            returned before, or whose redrive was interrupted.
     """
 
     returned: int = 0
@@ -148,6 +158,7 @@ class Redriven:
     unreadable: int = 0
     died: int = 0
     open: int = 0
+    undated: int = 0
 
     @property
     def stopped(self) -> bool:
@@ -180,17 +191,12 @@ def letters(
         ConfigurationError, AdapterError, StoreError: as `redrive`.
     """
     found: list[Letter] = []
-
-    def look(_delivery: Delivery, letter: Letter | None) -> bool:
-        if letter is not None and only.matches(letter):
-            found.append(letter)
-        if on_letter is not None:
-            on_letter(len(found))
-        return False
-
-    _Reading(consumer, adapter, idle_s).each(
-        look, lambda: _MAX_RECEIVED if limit is None else limit - len(found)
-    )
+    with _Reading(consumer, adapter, idle_s) as reading:
+        for _, letter in reading.each(lambda: _MAX_RECEIVED if limit is None else limit - len(found)):
+            if letter is not None and only.matches(letter):
+                found.append(letter)
+            if on_letter is not None:
+                on_letter(len(found))
     return found
 
 
@@ -206,8 +212,9 @@ def drop(
 ) -> int:
     """Remove dead letters, whose messages will never run. Returns how many were removed.
 
-    The dead key of a letter is marked as done first, so that later deliveries of its message are duplicates. A crash in
-    between leaves the letter. Each one is logged (`letter_dropped`) with the note.
+    The key of a letter is marked as done first, also one that is not stored, so that later deliveries of its message
+    are duplicates. But where another letter of the key stays, such as a copy, the key stays dead: that letter can still
+    be returned. All letters are read before the first is removed. Each one is logged (`letter_dropped`) with the note.
 
     Args:
         consumer: the consumer of the letters.
@@ -222,34 +229,49 @@ def drop(
         ConfigurationError, AdapterError, StoreError: as `redrive`.
     """
     dropped = 0
-    reading = _Reading(consumer, adapter, idle_s)
-    done: set[Key] = set()
-
-    def look(delivery: Delivery, letter: Letter | None) -> bool:
-        nonlocal dropped
-        if letter is None or not only.matches(letter):
-            return False
-        dead, key = letter.dead, letter.key
-        if dead is not None and key is not None and key not in done:
-            if reading.admin is None or not reading.admin.mark_done(dead):
-                return False  # it has changed since it was read
-            done.add(key)
-        adapter.settle(delivery, _ACK)
-        dropped += 1
-        extra = {
-            **about_message(letter.message),
-            "consumer": consumer.name,
-            "key": None if letter.key is None else str(letter.key),
-            "error": letter.reason,
-            "note": note,
-        }
-        log.warning("letter_dropped", extra=extra)
-        if on_letter is not None:
-            on_letter(dropped)
-        return True
-
-    reading.each(look, lambda: _MAX_RECEIVED if limit is None else limit - dropped)
+    with _Reading(consumer, adapter, idle_s) as reading:
+        found = [
+            (delivery, letter)
+            for delivery, letter in reading.each(lambda: _MAX_RECEIVED)
+            if letter is not None
+        ]
+        meant = [pair for pair in found if only.matches(pair[1])][:limit]
+        places = {id(delivery) for delivery, _ in meant}
+        kept = {letter.key for delivery, letter in found if id(delivery) not in places}
+        done: set[Key | None] = {None} if reading.admin is not None else {letter.key for _, letter in meant}
+        for delivery, letter in meant:
+            if letter.key not in done and letter.key not in kept:
+                if not _is_done(consumer, reading, letter):
+                    continue
+                done.add(letter.key)
+            reading.settle(delivery)
+            dropped += 1
+            extra = {
+                **about_message(letter.message),
+                "consumer": consumer.name,
+                "key": None if letter.key is None else str(letter.key),
+                "position": letter.place,
+                # Its text may quote the message.
+                "error": letter.reason.partition(":")[0],
+                "note": note,
+            }
+            log.warning("letter_dropped", extra=extra)
+            if on_letter is not None:
+                on_letter(dropped)
     return dropped
+
+
+def _is_done(consumer: AnyConsumer, reading: _Reading, letter: Letter) -> bool:
+    """Whether no delivery of a letter's message runs any more, because its key is done now."""
+    assert reading.admin is not None
+    assert letter.key is not None
+    record = letter.record
+    if record is not None:
+        return record.status is KeyStatus.DONE or reading.admin.mark_done(record)
+    decision = consumer.checker.protocol.claim(ClaimRequest(letter.key))
+    if decision.claim is None:
+        return decision.verdict is Verdict.DUPLICATE
+    return consumer.checker.protocol.complete(decision.claim)
 
 
 def redrive(
@@ -306,33 +328,32 @@ def redrive(
     pause_s = 0.0 if rate is None else 1 / number(rate, "rate", least=0.001)
     first = 0 if canary is None else whole(canary, "canary")
     wait_s = seconds(canary_wait_s, "canary_wait_s")
-    reading = _Reading(consumer, adapter, idle_s)
-    work = _Redrive(reading, include_unknown=include_unknown, dry_run=dry_run, only=only)
+    with _Reading(consumer, adapter, idle_s) as reading:
+        work = _Redrive(reading, include_unknown=include_unknown, dry_run=dry_run, only=only)
 
-    def look(delivery: Delivery, letter: Letter | None) -> bool:
-        is_returned = work.handle(delivery, letter)
-        if is_returned and work.done.returned == first:
-            work.await_returned(wait_s)
-        elif is_returned and pause_s:
-            reading.pause(pause_s)
-        if on_letter is not None:
-            on_letter(work.done)
-        return is_returned
+        def room() -> int:
+            rest = _MAX_RECEIVED if limit is None else limit - work.done.returned
+            if work.done.stopped:
+                return 0
+            if work.done.returned < first:
+                rest = min(rest, first - work.done.returned)
+            return min(rest, 1) if pause_s else rest
 
-    def room() -> int:
-        rest = _MAX_RECEIVED if limit is None else limit - work.done.returned
-        if work.done.stopped:
-            return 0
-        if work.done.returned < first:
-            rest = min(rest, first - work.done.returned)
-        return min(rest, 1) if pause_s else rest
-
-    reading.each(look, room)
+        for delivery, letter in reading.each(room):
+            if work.handle(delivery, letter):
+                if work.done.returned == first:
+                    work.await_returned(wait_s)
+                elif pause_s:
+                    reading.pause(pause_s)
+            if on_letter is not None:
+                on_letter(work.done)
     return work.done
 
 
 class _Reading:
-    """Reads the dead letters of a consumer, each once.
+    """A context manager: inside, the dead letters of a consumer are read, each once. It closes the adapter.
+
+    Letters that were not settled go back as they are when it closes; a requeued one might be a copy.
 
     Args:
         consumer: whose letters.
@@ -355,43 +376,48 @@ class _Reading:
         self.admin: Final = None if consumer.checker.remembers.by_position else consumer.checker.admin()
         self._source = source
         self._idle_s = idle_s
+        self._settled = 0
 
-    def each(self, look: Callable[[Delivery, Letter | None], bool], room: Callable[[], int]) -> None:
-        """Show each letter. Those that stay go back as they are when the adapter closes; a requeued one may be a copy.
+    def __enter__(self) -> Self:
+        self.adapter.capacity = _MOST_HELD
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.adapter.close()
+
+    def settle(self, delivery: Delivery) -> None:
+        """Remove a letter."""
+        self.adapter.settle(delivery, _ACK)
+        self._settled += 1
+
+    def each(self, room: Callable[[], int]) -> Iterator[tuple[Delivery, Letter | None]]:
+        """Each letter; None: it is one of another consumer, which shares the dead-letter target.
 
         Args:
-            look: decides about a letter (None: it is one of another consumer, which shares the dead-letter target).
-                True: it is settled; False: it stays.
             room: how many more letters may be received; 0 ends it.
+
+        Raises:
+            AdapterError: the broker gives nothing to read.
         """
-        left = settled = 0
-        adapter = self.adapter
-        adapter.capacity = _MOST_HELD
-        try:
-            adapter.open([_reader(self._source, self.consumer)])
-            last = time.monotonic()
-            while time.monotonic() - last < self._idle_s:
-                wanted = min(room(), _MAX_RECEIVED, _MOST_HELD - left)
-                if wanted <= 0:
-                    break
-                received = adapter.receive(wanted, _WAIT_S)
-                for delivery, letter in zip(received, self._letters(received), strict=True):
-                    if look(delivery, letter):
-                        settled += 1
-                    else:
-                        left += 1
-                    last = time.monotonic()
-            if not settled and not left and not adapter.connected:
-                if (waits_for := adapter.waits_for) is None:
-                    raise AdapterError(
-                        f"the broker was not reached within {self._idle_s:g} seconds; no letter was returned"
-                    )
-                raise AdapterError(
-                    f"the dead letters of {self.consumer.subject} cannot be read from {self._source}: {waits_for}. If "
-                    "it does not exist, create it; if they go elsewhere, open the adapter with the worker's settings"
-                )
-        finally:
-            adapter.close()
+        adapter, received = self.adapter, 0
+        adapter.open([_reader(self._source, self.consumer)])
+        last = time.monotonic()
+        while time.monotonic() - last < self._idle_s:
+            wanted = min(room(), _MAX_RECEIVED, _MOST_HELD - received + self._settled)
+            if wanted <= 0:
+                break
+            deliveries = adapter.receive(wanted, _WAIT_S)
+            received += len(deliveries)
+            for delivery, letter in zip(deliveries, self._letters(deliveries), strict=True):
+                yield delivery, letter
+                last = time.monotonic()
+        if not received and not adapter.connected:
+            if (waits_for := adapter.waits_for) is None:
+                raise AdapterError(f"the broker was not reached within {self._idle_s:g} seconds")
+            raise AdapterError(
+                f"the dead letters of {self.consumer.subject} cannot be read from {self._source}: {waits_for}. If it "
+                "does not exist, create it; if they go elsewhere, open the adapter with the worker's settings"
+            )
 
     def _letters(self, received: Sequence[Delivery]) -> list[Letter | None]:
         """The letters of deliveries, after one look at the store; None: one of another consumer."""
@@ -434,18 +460,26 @@ class _Reading:
     def _letter(
         self, delivery: Delivery, message: Message | None, key: Key | None, record: KeyRecord | None
     ) -> Letter | None:
-        from idempotent.adapters.copies import ATTEMPT_HEADER, REASON_HEADER, number_in
+        from idempotent.adapters.copies import ATTEMPT_HEADER, OUTCOME_HEADER, REASON_HEADER, number_in
 
         received, name = delivery.message, self.consumer.name
-        place = _place_of(received)
+        written = self.adapter.written_on(delivery)
+        place = _place_of(received, written.get(REASON_HEADER))
         if delivery.error is not None:
             reason = described(delivery.error)
             return Letter(received, None, None, place, reason, error_group(name, reason), 0, None, reason)
         if message is None:
             return None
-        written = self.adapter.written_on(delivery)
-        reason = str(written.get(REASON_HEADER) or (record and record.last_error) or "")
-        attempts = number_in(written, ATTEMPT_HEADER) or (record.attempts if record else 0)
+        reason = str(written.get(REASON_HEADER) or "")
+        if (
+            record is not None
+            and record.last_error
+            and reason.partition(":")[0] in ("", DeadKeyError.__name__)
+        ):
+            reason = record.last_error  # that of the first: the message of a copy did not run
+        ran = written.get(OUTCOME_HEADER) != Outcome.REJECTED.value
+        attempts = number_in(written, ATTEMPT_HEADER) if ran else None
+        attempts = attempts or (record.attempts if record else 0)
         origin = self.adapter.origin_of(delivery)
         return Letter(message, key, record, place, reason, error_group(name, reason), attempts, origin)
 
@@ -492,6 +526,8 @@ class _Redrive:
         if letter is None:
             return self._leave(others=1)
         if not self._only.matches(letter):
+            if self._only.within_s is not None and letter.dead is None:
+                self.done = replace(self.done, undated=self.done.undated + 1)
             return False
         if letter.undecodable is not None:
             log.warning(
@@ -521,7 +557,7 @@ class _Redrive:
         if letter.dead is not None and (reading.admin is None or not reading.admin.reopen(letter.dead)):
             return False
         reading.adapter.put_back(letter.message, reading.consumer.group)
-        reading.adapter.settle(delivery, _ACK)
+        reading.settle(delivery)
         return True
 
     def _leave(self, *, unknown: int = 0, again: int = 0, others: int = 0, unreadable: int = 0) -> bool:
@@ -537,14 +573,16 @@ class _Redrive:
         return False
 
 
-def _place_of(letter: Message) -> str:
+def _place_of(letter: Message, reason: object) -> str:
     """Where a letter is, the same in each connection. RabbitMQ's delivery tags are not: a digest takes their place."""
     if not isinstance(letter.position, int):
-        return str(letter.position)
+        return f"{_PLACE}{letter.position}"
     headers = sorted((str(name), repr(value)) for name, value in letter.headers.items())
     digest = hashlib.blake2b(letter.body or b"", digest_size=6)
-    digest.update(repr((letter.id, letter.key, letter.timestamp, headers)).encode("utf-8", "surrogatepass"))
-    return f"letter-{digest.hexdigest()}"
+    digest.update(
+        repr((letter.id, letter.key, letter.timestamp, headers, reason)).encode("utf-8", "surrogatepass")
+    )
+    return f"{_PLACE}{digest.hexdigest()}"
 
 
 def _reader(source: str, consumer: AnyConsumer) -> AnyConsumer:

@@ -11,11 +11,10 @@ from idempotent.adapters.files import FileAdapter
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.memory import MemoryKeyAdmin
-from idempotent.claims import KeyStatus
+from idempotent.claims import ClaimRequest, KeyStatus
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.keys import KeySpace
-from idempotent.outcomes import Result
-from idempotent.redrive import LetterFilter, Redriven, drop, redrive
+from idempotent.redrive import Letter, LetterFilter, Redriven, drop, letters, redrive
 from tests.support.kinds import KINDS, as_plain
 
 ORDERS = KeySpace("orders", "billing")
@@ -308,16 +307,67 @@ class TestTheFirstLetters:
         assert shop.redrive(canary=3, canary_wait_s=3600) == Redriven(returned=2, reopened=2)
 
 
-def test_copies_of_a_letter_are_dropped_together():
-    shop = Shop("1")
-    shop.deliver("1")
-    (letter,) = shop.broker.dead_letters("orders")
-    adapter = MemoryAdapter(shop.broker)
-    adapter.open([shop.consumer])
-    shop.broker.publish(Message("orders", b"body", id="1"))
-    (copy,) = adapter.receive(1, 1.0)
-    adapter.settle(copy, Result(Outcome.DEAD, error=letter.reason))
-    adapter.close()
-    assert len(shop.broker.dead_letters("orders")) == 2
-    assert drop(shop.consumer, MemoryAdapter(shop.broker), only=LetterFilter(), note="x", idle_s=0.3) == 2
-    assert shop.checker.admin().get(ORDERS.key("1")).status is KeyStatus.DONE
+class TestDropping:
+    """What a key becomes when letters of it are dropped."""
+
+    @pytest.fixture
+    def shop(self) -> Shop:
+        """A shop with a dead letter, and a copy of it."""
+        shop = Shop("1")
+        shop.deliver("1", "1")
+        assert len(shop.broker.dead_letters("orders")) == 2
+        return shop
+
+    def drop(self, shop: Shop, **choice) -> int:
+        adapter = MemoryAdapter(shop.broker)
+        return drop(shop.consumer, adapter, only=LetterFilter(**choice), note="x", idle_s=0.3)
+
+    def letters(self, shop: Shop, **choice) -> list[Letter]:
+        return letters(shop.consumer, MemoryAdapter(shop.broker), only=LetterFilter(**choice), idle_s=0.3)
+
+    def test_a_copy_has_the_error_of_its_original(self, shop):
+        first, copy = self.letters(shop)
+        assert (first.error, first.reason) == (copy.error, copy.reason)
+
+    def test_a_letter_whose_copy_was_dropped_still_runs(self, shop):
+        copy = self.letters(shop)[1]
+        assert self.drop(shop, names=frozenset({copy.place})) == 1
+        assert len(shop.broker.dead_letters("orders")) == 1
+        shop.bad.clear()
+        assert shop.redrive() == Redriven(returned=1, reopened=1)
+        shop.deliver()
+        assert shop.done == ["1"]
+
+    def test_letters_that_are_dropped_together_are_done(self, shop):
+        assert self.drop(shop, names=frozenset({"1"})) == 2
+        assert shop.checker.admin().get(ORDERS.key("1")).status is KeyStatus.DONE
+        shop.bad.clear()
+        assert shop.deliver("1")[Outcome.DUPLICATE] == 1
+
+    def test_a_letter_whose_key_is_not_stored_never_runs_either(self):
+        shop = Shop("1")
+        shop.deliver("1")
+        admin = shop.checker.admin()
+        assert admin.reopen(admin.get(ORDERS.key("1")))
+        assert self.drop(shop, names=frozenset({"1"})) == 1
+        shop.bad.clear()
+        assert shop.deliver("1")[Outcome.DUPLICATE] == 1
+        assert shop.done == []
+
+    def test_a_letter_whose_message_runs_now_stays(self):
+        shop = Shop("1")
+        shop.deliver("1")
+        admin = shop.checker.admin()
+        assert admin.reopen(admin.get(ORDERS.key("1")))
+        claim = shop.checker.protocol.claim(ClaimRequest(ORDERS.key("1"))).claim
+        assert claim is not None
+        assert self.drop(shop, names=frozenset({"1"})) == 0
+        assert len(shop.broker.dead_letters("orders")) == 1
+
+    def test_an_id_that_reads_as_a_key_or_a_place_names_no_letter(self):
+        shop = Shop("1", "orders:billing:1", "letter-0")
+        shop.deliver("1", "orders:billing:1", "letter-0")
+        assert [each.message.id for each in self.letters(shop, names=frozenset({"orders:billing:1"}))] == [
+            "1"
+        ]
+        assert self.letters(shop, names=frozenset({"letter-0"})) == []

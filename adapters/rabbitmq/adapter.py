@@ -13,7 +13,12 @@ from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.copies import returned_headers
 from idempotent.adapters.rabbitmq.client import LOST, is_missing, pika_errors, plain_error, remedy_for
 from idempotent.adapters.rabbitmq.copies import Copies, Copy, CopyTarget
-from idempotent.adapters.rabbitmq.messages import ours_of, properties_of_copy, properties_to_publish
+from idempotent.adapters.rabbitmq.messages import (
+    ours_of,
+    properties_of_copy,
+    properties_to_publish,
+    written_by_broker,
+)
 from idempotent.adapters.rabbitmq.options import AckMode, Consuming, QueueType
 from idempotent.adapters.rabbitmq.publish_channels import Item
 from idempotent.adapters.rabbitmq.publisher import Publisher, item_for
@@ -201,7 +206,8 @@ class RabbitMqAdapter(Adapter):
         self._publish([letter], self._item_back)
 
     def written_on(self, letter: Delivery) -> Mapping[str, Any]:
-        return ours_of(letter.message, letter.message.subject)
+        by_broker = written_by_broker(letter.message, self._topology.work_of)
+        return {**by_broker, **ours_of(letter.message, letter.message.subject)}
 
     def wake(self) -> None:
         if self._woken.is_set():

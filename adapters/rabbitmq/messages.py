@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from idempotent.adapters.copies import KEY_HEADER, take_ours, without_ours
+from idempotent.adapters.copies import KEY_HEADER, ORIGIN_HEADER, REASON_HEADER, take_ours, without_ours
 from idempotent.adapters.rabbitmq.client import pika
 from idempotent.message import Message, moment_of, received_message
 
@@ -86,6 +86,21 @@ def ours_of(message: Message, queue: str) -> Mapping[str, Any]:
     """This library's headers of a message that was received from `queue`, as far as they hold."""
     received = message.raw.properties.headers if isinstance(message.raw, Received) else None
     return take_ours(dict(received or {}), queue)
+
+
+def written_by_broker(message: Message, work_of: Callable[[str], str]) -> Mapping[str, Any]:
+    """What RabbitMQ itself says of a dead letter, such as one over a delivery limit, in this library's headers.
+
+    Args:
+        message: the letter.
+        work_of: the work queue whose messages a queue has.
+    """
+    received = message.raw.properties.headers if isinstance(message.raw, Received) else None
+    match (received or {}).get("x-death"):
+        case [{"reason": str(reason), "queue": str(queue)}, *_]:
+            why = f"RabbitMQ moved it from the queue {queue}: {reason}"
+            return {ORIGIN_HEADER: work_of(queue), REASON_HEADER: why}
+    return {}
 
 
 def properties_to_publish(message: Message) -> Any:

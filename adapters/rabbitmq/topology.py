@@ -140,6 +140,11 @@ class Topology:
             if self.due(queue) != queue:
                 yield self.due(queue), queue
 
+    @staticmethod
+    def work_of(queue: str) -> str:
+        """The work queue whose messages a consumed queue has."""
+        return queue.removesuffix(DUE_SUFFIX)
+
     def ensure_work(self, connection: Any, queues: Iterable[str], *, again: bool) -> None:
         """Create the consumed queues and their dead-letter queues.
 

@@ -47,7 +47,7 @@ from idempotent.redrive import ALL, Letter, LetterFilter, drop, letters
 from idempotent.registry import Registry
 
 _SHOWN_BODY: Final = 10_000
-_NO_LETTER: Final = "No such letter."
+_NO_LETTER: Final = "No such letter. RabbitMQ hides those that another command or client looks at."
 _LETTER: Final = "KEY"
 
 _OneLetter: TypeAlias = Annotated[
@@ -202,11 +202,14 @@ def show(
         consumer_and_broker(target, broker, checker) as (consumer, adapter),
         progress("looking for the letter", quiet=as_json),
     ):
-        found = letters(consumer, adapter(), only=LetterFilter(frozenset({letter})), limit=1, idle_s=idle)
+        found = letters(consumer, adapter(), only=LetterFilter(frozenset({letter})), idle_s=idle)
     if not found:
         tell(_NO_LETTER, as_json=as_json, letter=letter, found=False)
         raise typer.Exit(ExitCode.ATTENTION)
-    (one,) = found
+    one = found[0]
+    if len(found) > 1 and not as_json:
+        places = " ".join(plain(each.place) for each in found)
+        note(f"The first of {count(len(found), 'letter')} of this name: {places}")
     values = _in_full(one)
     if as_json:
         emit(**values, **(_body_json(one.message.body) if body else {}))
@@ -248,7 +251,9 @@ def drop_letters(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove dead letters, whose messages will never run. Their dead keys are marked as done.
+    """Remove dead letters, whose messages will never run: their keys are marked as done.
+
+    Where another letter of a key stays, such as a copy, its key stays dead, and that letter can be returned.
 
     Exit code 1: there was none, or fewer than were found first.
     """
@@ -266,11 +271,11 @@ def drop_letters(
         confirm(f"Drop {count(len(found), 'letter')} of {consumer.name}? Their messages never run.", yes=yes)
         with progress("dropping", quiet=as_json) as said:
             # What died since then was not agreed to.
-            meant = LetterFilter(only.names | frozenset(each.place for each in found), error, within)
+            meant = LetterFilter(frozenset(each.place for each in found), error, within)
             dropped = drop(
                 consumer,
                 adapter(),
-                only=meant if not only.names else only,
+                only=meant,
                 note=note_,
                 limit=len(found),
                 idle_s=idle,
@@ -377,5 +382,7 @@ def _tell_of_keys_without_a_letter(consumer: AnyConsumer, found: Sequence[Letter
     if (more := dead - len({each.key for each in found if each.dead is not None})) > 0:
         options = plain(consumer.checker.command_options)
         listed = f"idempotent keys list --status dead --consumer {plain(quote(consumer.name))} {options}"
-        what = f"{count(more, 'dead key')} of {plain(consumer.name)} without a letter here"
-        note(f"{what}, such as those of calls: {listed}")
+        what = (
+            f"{count(more, 'dead key')} of {plain(consumer.name)} without a letter among these {len(found):,}"
+        )
+        note(f"{what}: of calls, or of letters that the broker did not send: {listed}")

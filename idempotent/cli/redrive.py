@@ -80,20 +80,32 @@ def redrive(
     decoded; or the first ones (--canary) died again, or were not done in time.
     """
     with consumer_and_broker(target, broker, checker) as (consumer, adapter):
-        with progress("looking for dead letters", quiet=as_json) as said:
-            done = return_letters(
-                consumer,
-                adapter(),
-                only=LetterFilter(frozenset(letter or ()), error, within),
-                limit=limit,
-                rate=rate,
-                canary=canary,
-                canary_wait_s=canary_wait,
-                dry_run=dry_run,
-                idle_s=idle,
-                include_unknown=include_unknown,
-                on_letter=lambda now: said(f"{count(now.returned, 'message')} returned"),
-            )
+        done = Redriven()
+        try:
+            with progress("looking for dead letters", quiet=as_json) as said:
+
+                def tell_progress(now: Redriven) -> None:
+                    nonlocal done
+                    done = now
+                    said(f"{count(now.returned, 'message')} returned")
+
+                done = return_letters(
+                    consumer,
+                    adapter(),
+                    only=LetterFilter(frozenset(letter or ()), error, within),
+                    limit=limit,
+                    rate=rate,
+                    canary=canary,
+                    canary_wait_s=canary_wait,
+                    dry_run=dry_run,
+                    idle_s=idle,
+                    include_unknown=include_unknown,
+                    on_letter=tell_progress,
+                )
+        except BaseException:
+            if done.returned and not dry_run and not as_json:
+                note(f"Broken off after {count(done.returned, 'message')} returned.")
+            raise
         options = consumer.checker.command_options
     what, returned, reopened = (
         plain(consumer.name),
@@ -101,6 +113,8 @@ def redrive(
         count(done.reopened, "key"),
     )
     text = f"[green]Done:[/green] {returned} of {what} returned, {reopened} reopened."
+    if not done.returned and (letter or error or within is not None):
+        text = f"No such letter of {what}: nothing was returned."
     if dry_run:
         text = f"{returned} of {what} would be returned, {reopened} reopened. Nothing was changed."
     tell(text, as_json=as_json, consumer=consumer.name, **asdict(done))
@@ -108,7 +122,14 @@ def redrive(
         note(f"[yellow]Stopped after the first ones:[/yellow] {_why_stopped(done)}")
     if done.left and not as_json:
         note(f"[yellow]{count(done.left, 'letter')} left:[/yellow] {plain(_why_left(done, options))}")
-    if done.left or done.stopped:
+    if done.undated and not as_json:
+        note(
+            f"[yellow]{count(done.undated, 'letter')} without a dead key passed over by --since:[/yellow] returned "
+            "before, rejected without a key, or left by a redrive that was interrupted. `idempotent dead list --by "
+            "letter` shows them, and a redrive without --since returns them; what is done already is a duplicate."
+        )
+    is_choice = bool(letter or error or within is not None)
+    if done.left or done.stopped or done.undated or (is_choice and not done.returned):
         raise typer.Exit(ExitCode.ATTENTION)
 
 

@@ -13,6 +13,7 @@ from idempotent.adapters import adapter_from_url
 from idempotent.adapters.rabbitmq import AckMode
 from idempotent.adapters.rabbitmq.topology import Topology
 from idempotent.errors import AdapterError
+from idempotent.redrive import letters
 from idempotent.testing.adapter_contract import until
 from tests.adapters.rabbitmq.member import ACK, DEAD, failed
 from tests.adapters.rabbitmq.rabbit import consumer_of, keep_working, numbered, receive
@@ -341,3 +342,17 @@ def consumers(rabbit, queue):
 def handled(file):
     lines = file.read_text().splitlines() if file.exists() else []
     return [(int(pid), name) for pid, name in (line.split() for line in lines)]
+
+
+def test_what_the_broker_moved_to_a_shared_queue_is_the_letter_of_its_own_consumer(rabbit):
+    one, two, dead = (rabbit.name(name) for name in ("one", "two", "all-dead"))
+    rabbit.declare(dead)
+    moves = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead, "x-max-length": 1}
+    for queue in (one, two):
+        rabbit.declare(queue, **moves)
+        rabbit.send(Message(queue, id=f"first-{queue}"), Message(queue, id="second"))
+    until(lambda: rabbit.depth(dead) == 2, "two dead letters")
+    for queue in (one, two):
+        (letter,) = letters(consumer_of(queue), rabbit.adapter(dead_letter_queue=dead), idle_s=2.0)
+        assert letter.message.id == f"first-{queue}"
+        assert letter.reason == f"RabbitMQ moved it from the queue {queue}: maxlen"

@@ -169,5 +169,5 @@ def test_dead_keys_without_a_letter_are_counted(run, shop):
             adapter.settle(delivery, Result(Outcome.PROCESSED))
     adapter.close()
     answer = run("dead", "list")
-    assert "1 dead key of orders:billing without a letter here" in answer.err
+    assert "1 dead key of orders:billing without a letter among these" in answer.err
     assert "idempotent keys list --status dead --consumer orders:billing" in answer.err

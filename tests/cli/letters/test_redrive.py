@@ -58,7 +58,7 @@ def test_it_says_what_went_back_and_what_stays(cli, shop):
     assert len(named_broker(shop).dead_letters("orders")) == 1
 
 
-STOPPED = {"died": 0, "open": 0}
+STOPPED = {"died": 0, "open": 0, "undated": 0}
 
 
 def test_for_machines(cli, shop):
@@ -74,6 +74,17 @@ def test_for_machines(cli, shop):
         **STOPPED,
     }
     assert answer.line == {"consumer": "orders:billing", **counts}
+
+
+def test_a_choice_that_meets_no_letter_is_told(cli, shop):
+    for choice in ("--letter", "--error"):
+        answer = cli(*words(shop, choice, "nosuch"))
+        assert (answer.code, "No such letter of orders:billing" in answer.out) == (1, True)
+
+
+def test_letters_without_a_dead_key_are_not_passed_over_silently(cli, shop):
+    answer = cli(*words(shop, "--since", "1h"))
+    assert (answer.code, "1 letter without a dead key passed over by --since" in answer.err) == (1, True)
 
 
 def test_what_the_first_ones_did_not_do_is_told(cli, shop):
