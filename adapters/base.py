@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, final
 
 from idempotent.adapters.answers import Answers
 from idempotent.adapters.copies import GROUP_HEADER, ORIGIN_HEADER, group_in
+from idempotent.admin import Finding, Level
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, MessageError, PublishError
 from idempotent.message import Message
@@ -246,6 +247,21 @@ class Adapter(ABC):
         """The subject under which the dead letters of `subject` can be received; None if they cannot."""
         del subject
         return None
+
+    def findings(self, subjects: Collection[str], *, horizon_s: float | None = None) -> Iterator[Finding]:
+        """Check the broker, and what it has for these subjects, for `idempotent doctor`. The adapter is not open.
+
+        It makes, consumes and changes nothing. The default looks at nothing and says so.
+
+        Args:
+            subjects: of the consumers; none: only the broker is checked.
+            horizon_s: the longest time after which a message can be redelivered, in seconds; None: unknown.
+
+        Raises:
+            AdapterError: the broker refuses the connection, or cannot be reached.
+        """
+        del subjects, horizon_s
+        yield Finding(Level.ADVICE, f"{type(self).__name__}: this broker is not looked at")
 
     def wake(self) -> None:  # noqa: B027 - optional
         """Make the current `receive`, or the next one, return at once with the available deliveries.

@@ -249,6 +249,7 @@ REFUSED = {
         "heartbeat_s": (*WHOLE, 0),
         "fail_fast": FLAG,
         "ca_file": OR_NONE["text"],
+        "management": OR_NONE["text"],
         "cert_file": OR_NONE["text"],
         "key_file": OR_NONE["text"],
     },

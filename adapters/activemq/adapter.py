@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from idempotent.adapters.activemq.connection import StompConnection, Subscription
 from idempotent.adapters.activemq.copying import CopyBackoff
 from idempotent.adapters.activemq.epoch import Epoch, Token
+from idempotent.adapters.activemq.findings import stomp_findings
 from idempotent.adapters.activemq.frames import (
     Frame,
     group_that_reads,
@@ -41,6 +42,7 @@ from idempotent.adapters.copies import (
     without_ours,
 )
 from idempotent.adapters.reconnecting import RECONNECT
+from idempotent.admin import Finding
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.logs import EventLog
@@ -240,6 +242,11 @@ class StompAdapter(Adapter):
 
     def _ours(self, frame: Frame, destination: str) -> Mapping[str, Any]:
         return ours_in(dict(frame.headers), destination, self._dead_of)
+
+    def findings(self, subjects: Collection[str], *, horizon_s: float | None = None) -> Iterator[Finding]:
+        del horizon_s
+        dead = [place_of(self._dead_of(destination_of(subject))) for subject in subjects]
+        yield from stomp_findings(self._settings, dict.fromkeys(dead), scheduler=self._scheduler)
 
     @property
     def connected(self) -> bool:

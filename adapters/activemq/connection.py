@@ -77,6 +77,8 @@ class StompConnection:
         self._beats = Heartbeats(beat_after_s=None, silence_s=None)
         self._sent_at = time.monotonic()
         self._aborted = False
+        self.server = ""
+        """What the broker calls itself, once it has greeted."""
 
     def open(self, subscriptions: Sequence[Subscription]) -> None:
         """Connect and subscribe.
@@ -103,6 +105,7 @@ class StompConnection:
         self._guard(self._greet)
         greeting = self._await_greeting(until)
         check_server(greeting, str(self._settings.address))
+        self.server = greeting.headers.get("server", "")
         self._beats = heartbeats(greeting, self._settings.heartbeat_s)
         self.confirm([self._subscribe_frame(subscription) for subscription in subscriptions], "SUBSCRIBE")
 

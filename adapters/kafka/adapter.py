@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
@@ -21,6 +21,7 @@ from idempotent.adapters.copies import (
 from idempotent.adapters.kafka.assignment import Assignment
 from idempotent.adapters.kafka.client import AdminClient, make_client
 from idempotent.adapters.kafka.commits import Commits, OffsetCommits
+from idempotent.adapters.kafka.findings import kafka_findings
 from idempotent.adapters.kafka.group import KafkaGroup, group_of
 from idempotent.adapters.kafka.offsets import StoredOffsets
 from idempotent.adapters.kafka.options import (
@@ -48,6 +49,7 @@ from idempotent.adapters.kafka.topics import TopicIds
 from idempotent.adapters.kafka.transactions.fences import KafkaFences
 from idempotent.adapters.kafka.transactions.open_transaction import Refusal
 from idempotent.adapters.kafka.transactions.transactions import Transactions
+from idempotent.admin import Finding
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, OutputError
 from idempotent.logs import EventLog
@@ -326,6 +328,13 @@ class KafkaAdapter(Adapter):
 
     def dead_letter_subject(self, subject: str) -> str:
         return self._dead_letter_topic or f"{subject}.dlq"
+
+    def findings(self, subjects: Collection[str], *, horizon_s: float | None = None) -> Iterator[Finding]:
+        check_topics(list(subjects))
+        dead = {subject: self.dead_letter_subject(subject) for subject in subjects}
+        yield from kafka_findings(
+            self._security, dead, has_retry_topics=self._has_retry_topics, horizon_s=horizon_s
+        )
 
     @property
     def connected(self) -> bool:

@@ -27,7 +27,7 @@ try:
     )
     from confluent_kafka import Consumer as KafkaConsumer
     from confluent_kafka import Message as KafkaMessage
-    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in the stubs
+    from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]  # not in the stubs
 except ImportError as error:
     raise MissingExtraError("confluent-kafka", "kafka") from error
 
@@ -40,6 +40,7 @@ __all__ = [
     "TIMESTAMP_NOT_AVAILABLE",
     "AdminClient",
     "Callback",
+    "ConfigResource",
     "ConsumerGroupTopicPartitions",
     "KafkaConsumer",
     "KafkaError",

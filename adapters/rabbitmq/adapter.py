@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal
 
 from idempotent.adapters.answers import Answers
 from idempotent.adapters.base import Adapter, Delivery, subjects_of
 from idempotent.adapters.copies import returned_headers
-from idempotent.adapters.rabbitmq.client import LOST, is_missing, pika_errors, plain_error, remedy_for
+from idempotent.adapters.rabbitmq.client import LOST, is_missing, pika_errors, plain_error, remedy_for, within
 from idempotent.adapters.rabbitmq.copies import Copies, Copy, CopyTarget
+from idempotent.adapters.rabbitmq.findings import rabbitmq_findings
+from idempotent.adapters.rabbitmq.management import Management
 from idempotent.adapters.rabbitmq.messages import (
     ours_of,
     properties_of_copy,
@@ -26,6 +28,7 @@ from idempotent.adapters.rabbitmq.server import Server, server_at
 from idempotent.adapters.rabbitmq.session import Session, Token
 from idempotent.adapters.rabbitmq.topology import Topology, delay_queues, looks_count, say_deleted
 from idempotent.adapters.reconnecting import RECONNECT, Reconnecting, describe
+from idempotent.admin import Finding
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError
@@ -76,6 +79,8 @@ class RabbitMqAdapter(Adapter):
         ca_file: TLS: trusted certificates in place of the system's.
         cert_file: TLS: this client's certificate.
         key_file: TLS: its key, if not in `cert_file`.
+        management: `http://host:15672`, the broker's management API, which `idempotent doctor` asks with the user of
+            `url`.
         backoff: waits between attempts to connect.
 
     Raises:
@@ -103,6 +108,7 @@ class RabbitMqAdapter(Adapter):
         ca_file: str | None = None,
         cert_file: str | None = None,
         key_file: str | None = None,
+        management: str | None = None,
         backoff: Backoff = RECONNECT,
     ) -> None:
         """Connect in `open`."""
@@ -111,6 +117,7 @@ class RabbitMqAdapter(Adapter):
         self._server = server_at(
             url, heartbeat_s=heartbeat_s, ca_file=ca_file, cert_file=cert_file, key_file=key_file
         )
+        self._management = None if management is None else Management(management, self._server)
         self._topology = Topology(declare, choice(QueueType, queue_type, "queue_type"), dead_letter_queue)
         self._consuming = Consuming(mode, ack_batch, ack_interval_s, prefetch, per_channel_prefetch, pull)
         self._at_most_once = mode is AckMode.AUTO
@@ -219,6 +226,11 @@ class RabbitMqAdapter(Adapter):
 
     def dead_letter_subject(self, subject: str) -> str:
         return self._topology.dead(subject)
+
+    def findings(self, subjects: Collection[str], *, horizon_s: float | None = None) -> Iterator[Finding]:
+        del horizon_s
+        self._topology.check_names(subjects)
+        yield from rabbitmq_findings(self._server, self._topology, self._management, subjects)
 
     @property
     def connected(self) -> bool:
@@ -357,30 +369,6 @@ class RabbitMqAdapter(Adapter):
     def _check_owner(self) -> None:
         if self._owner is not None and self._owner != threading.get_ident():
             raise AdapterError("only the thread that opened a RabbitMqAdapter may use it")
-
-
-def within(close: Callable[[], None], seconds: float) -> None:
-    """Call a function that closes, in a thread that is abandoned after these seconds: a frozen broker never answers.
-
-    Raises:
-        TimeoutError: it has not returned.
-        Exception: what it raised.
-    """
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            close()
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="idempotent-rabbitmq-close", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TimeoutError(f"the broker did not answer within {seconds:g} seconds")
-    if errors:
-        raise errors[0]
 
 
 class Keeper:

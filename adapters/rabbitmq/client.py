@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import ssl
+import threading
+from collections.abc import Callable
 from typing import Final
 
 from idempotent.errors import MissingExtraError
@@ -33,6 +35,7 @@ __all__ = [
     "pika_long",
     "plain_error",
     "remedy_for",
+    "within",
 ]
 
 # pika logs eight errors and a traceback for each failed attempt; the adapter logs one warning. Setting a level on
@@ -125,3 +128,27 @@ def _cause(error: BaseException) -> BaseException | None:
     inner = next(iter(error.args), None)
     wraps = isinstance(error, pika_errors.AMQPConnectionError) or not str(error)
     return inner if wraps and isinstance(inner, BaseException) else None
+
+
+def within(close: Callable[[], None], seconds: float) -> None:
+    """Call a function that closes, in a thread that is abandoned after these seconds: a frozen broker never answers.
+
+    Raises:
+        TimeoutError: it has not returned.
+        Exception: what it raised.
+    """
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            close()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="idempotent-rabbitmq-close", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"the broker did not answer within {seconds:g} seconds")
+    if errors:
+        raise errors[0]

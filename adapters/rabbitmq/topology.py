@@ -257,7 +257,7 @@ def created_with(arguments: dict[str, Any] | None, server: Mapping[str, Any]) ->
         arguments is None
         or arguments.get("x-queue-type") != QueueType.QUORUM.value
         or ("x-dead-letter-exchange" in arguments and "x-message-ttl" not in arguments)
-        or _version(server) < _UNLIMITED
+        or version_of(server) < _UNLIMITED
     ):
         return arguments
     return {**arguments, "x-delivery-limit": -1}
@@ -265,10 +265,10 @@ def created_with(arguments: dict[str, Any] | None, server: Mapping[str, Any]) ->
 
 def looks_count(server: Mapping[str, Any]) -> bool:
     """Whether a message that is fetched and returned comes nearer to the delivery limit of its queue."""
-    return _version(server) < _NACK_IS_FREE
+    return version_of(server) < _NACK_IS_FREE
 
 
-def _version(server: Mapping[str, Any]) -> tuple[int, int]:
+def version_of(server: Mapping[str, Any]) -> tuple[int, int]:
     """The major and the minor version; zeros if it is unknown."""
     match = _VERSION.match(str(server.get("version", "")))
     return (int(match[1]), int(match[2])) if match else (0, 0)

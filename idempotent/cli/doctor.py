@@ -1,23 +1,33 @@
-"""`idempotent doctor`: find what breaks the promises of a store."""
+"""`idempotent doctor`: find what breaks the promises of a store and of brokers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Collection, Iterator
+from contextlib import closing, suppress
 from typing import Annotated, Final
 
 import typer
 
+from idempotent.adapters import adapter_from_url
 from idempotent.admin import Finding, KeyAdmin, KeyFilter, Level
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.claims import KeyStatus
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption, in_words, seconds
+from idempotent.cli.modules import registry_at
+from idempotent.cli.options import (
+    BrokersOption,
+    JsonOption,
+    OptionalUrlOption,
+    PrefixOption,
+    TableOption,
+    in_words,
+    seconds,
+)
 from idempotent.cli.redrive import REDRIVE
-from idempotent.cli.stores import ANSWER_TIMEOUT_S, checker_at, outbox_at
+from idempotent.cli.stores import ANSWER_TIMEOUT_S, checker_at, ledger_of, outbox_at
 from idempotent.cli.terminal.output import count, emit, plain, progress, say
-from idempotent.errors import SchemaError, StoreError, mask
+from idempotent.errors import AdapterError, ConfigurationError, SchemaError, StoreError, mask
 from idempotent.keys import consumer_in
 from idempotent.outbox.admin import OutboxAdmin
 from idempotent.outbox.sql import AHEAD_US
@@ -35,9 +45,26 @@ _MARKS: Final = {
 
 
 def doctor(
-    url: UrlOption,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE",
+            show_default=False,
+            help="The module of the consumers whose queues or topics are checked, or MODULE:REGISTRY.",
+        ),
+    ] = None,
+    url: OptionalUrlOption = None,
     table: TableOption = None,
     prefix: PrefixOption = None,
+    broker: BrokersOption = None,
+    subject: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Check this queue or topic of the brokers; may be repeated, and replaces MODULE.",
+        ),
+    ] = None,
     redelivery_horizon: Annotated[
         float | None,
         typer.Option(
@@ -50,35 +77,61 @@ def doctor(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find what breaks the promises of a store.
+    """Find what breaks the promises of a store (--url), of brokers (--broker, may be repeated), or of both.
 
-    An unreachable server; a missing or changed table; settings under which a crash loses keys; keys deleted while their
-    messages can still be redelivered; keys that wait for a person; a clock that has gone back; an outbox that no relay
-    publishes, whose messages wait too long, or whose tables its user may not change. Reads only.
+    Of a store: a missing or changed table; settings under which a crash loses keys; keys deleted while their messages
+    can still be redelivered; keys and runs that wait for a person; a clock that has gone back; an outbox that no relay
+    publishes. Of a broker: missing queues, topics and targets of dead letters; what removes messages that nobody has
+    processed; too few copies. Reads only: it makes, consumes and changes nothing.
 
-    It looks at the store, not at the broker: `rabbitmqctl list_policies` shows policies such as `expires`, which
-    deletes RabbitMQ's queues with the messages that wait in them.
-
-    Exit code 1: a warning or an error was found; 4: the store is unreachable.
+    Exit code 1: a warning or an error was found; 4: the store is unreachable; 5: a broker is.
     """
+    if not url and not broker:
+        raise typer.BadParameter("give --url (IDEMPOTENT_URL), --broker (IDEMPOTENT_BROKER), or both")
+    if (target or subject) and not broker:
+        raise typer.BadParameter("MODULE and --subject say what to check of a broker: give --broker")
     findings: list[Finding] = []
-    unreachable = False
+    fault = ExitCode.OK
     with progress("checking", quiet=as_json):
+        for each in broker or ():
+            try:
+                findings += adapter_from_url(each).findings(
+                    _subjects(target, subject or ()), horizon_s=redelivery_horizon
+                )
+            except AdapterError as error:
+                findings.append(Finding(Level.ERROR, str(error)))
+                fault = ExitCode.BROKER
         try:
-            with checker_at(url, table=table, prefix=prefix) as checker:
-                findings += _look(checker, redelivery_horizon, url, table)
+            if url:
+                with checker_at(url, table=table, prefix=prefix) as checker:
+                    findings += _look(checker, redelivery_horizon, url, table, prefix)
         except StoreError as error:
             findings.append(Finding(Level.ERROR, str(error)))
-            unreachable = not isinstance(error, SchemaError)
+            if not isinstance(error, SchemaError):
+                fault = ExitCode.STORE
     _show(findings, as_json=as_json)
-    if unreachable:
-        raise typer.Exit(ExitCode.STORE)
-    if any(finding.level in (Level.WARNING, Level.ERROR) for finding in findings):
-        raise typer.Exit(ExitCode.ATTENTION)
+    if fault is ExitCode.OK and any(each.level in (Level.WARNING, Level.ERROR) for each in findings):
+        fault = ExitCode.ATTENTION
+    raise typer.Exit(fault)
+
+
+def _subjects(target: str | None, given: Collection[str]) -> list[str]:
+    """The subjects to check: those given, or else those of the module's consumers."""
+    if given or target is None:
+        return [*given]
+    registry = registry_at(target)
+    try:
+        return [*dict.fromkeys(consumer.subject for consumer in registry.consumers.values())]
+    finally:
+        registry.close()
 
 
 def _look(
-    checker: AbstractIdempotentChecker, horizon_s: float | None, url: str, table: str | None
+    checker: AbstractIdempotentChecker,
+    horizon_s: float | None,
+    url: str,
+    table: str | None,
+    prefix: str | None,
 ) -> Iterator[Finding]:
     findings = checker.findings()
     yield from findings
@@ -92,6 +145,17 @@ def _look(
         limit_answers(outbox.store.connections.engine, ANSWER_TIMEOUT_S)
         with closing(outbox):
             yield from OutboxAdmin(outbox).findings()
+    # An application without Spark need have neither its tables nor a right to them.
+    with suppress(ConfigurationError, StoreError):
+        yield from _runs(url, table, prefix)
+
+
+def _runs(url: str, table: str | None, prefix: str | None) -> Iterator[Finding]:
+    from idempotent.adapters.spark.ledger import open_store
+    from idempotent.adapters.spark.ledger.findings import run_findings
+
+    with closing(open_store(ledger_of(url, table, prefix))) as store:
+        yield from run_findings(store)
 
 
 def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
@@ -149,7 +213,7 @@ def _waiting(admin: KeyAdmin, options: str) -> Iterator[Finding]:
         # Their keys are gone once a person has reopened them.
         yield Finding(
             Level.ADVICE,
-            "dead letters are not looked at: a message whose key was reopened stays one",
+            "dead letters of brokers are not counted by the store: a message whose key was reopened stays one",
             f"return them: {REDRIVE}",
         )
 

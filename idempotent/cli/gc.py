@@ -8,10 +8,8 @@ import typer
 
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
-from idempotent.cli.stores import checker_at, database_of
+from idempotent.cli.stores import checker_at, ledger_of
 from idempotent.cli.terminal.output import count, progress, tell
-from idempotent.errors import ConfigurationError
-from idempotent.schema import DEFAULT_TABLE
 
 
 def gc(
@@ -48,19 +46,10 @@ def gc(
 
 def _collect(url: str, table: str | None, prefix: str | None) -> int:
     """Collect the ledger of Spark's runs; the number of claims deleted."""
-    from idempotent.adapters.spark.ledger import StoreConfig, open_ledger
-    from idempotent.adapters.spark.ledger.config import DEFAULT_PREFIX
+    from idempotent.adapters.spark.ledger import open_ledger
 
-    if scheme_of(url).kind is StoreKind.SQL:
-        url, table, schema = database_of(url, table)
-        if schema is not None:
-            raise ConfigurationError(
-                "--runs finds the ledger of Spark's runs by the URL alone, without a schema: "
-                "?options=-csearch_path%3DSCHEMA, or the name of the database"
-            )
-    config = StoreConfig(url, table=table or DEFAULT_TABLE, prefix=prefix or DEFAULT_PREFIX)
     deleted = 0
-    with open_ledger(config) as ledger:
+    with open_ledger(ledger_of(url, table, prefix)) as ledger:
         while part := ledger.gc():
             deleted += part
     return deleted

@@ -17,6 +17,13 @@ _UNITS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _FORM: Final = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?\s*")
 
 
+def _urls_in(words: str | list[str] | None) -> str | list[str] | None:
+    """`url_in` for an option that may be left out, or repeated."""
+    if isinstance(words, str):
+        return url_in(words)
+    return words and [url_in(word) for word in words]
+
+
 def _url(where: str) -> Any:
     """The option for the URL of a store, with the beginning of its help."""
     return typer.Option(
@@ -24,13 +31,15 @@ def _url(where: str) -> Any:
         envvar=URL_VARIABLE,
         metavar="URL",
         show_default=False,
-        callback=url_in,
+        callback=_urls_in,
         help=f"{where} Or env:VARIABLE.",
     )
 
 
 _DATABASES: Final = "sqlite:///app.db, mysql+pymysql://user:pw@host/db, postgresql+psycopg://user:pw@host/db"
-UrlOption: TypeAlias = Annotated[str, _url(f"Where the keys are: {_DATABASES}, redis://host:6379/0.")]
+_WHERE_KEYS_ARE: Final = _url(f"Where the keys are: {_DATABASES}, redis://host:6379/0.")
+UrlOption: TypeAlias = Annotated[str, _WHERE_KEYS_ARE]
+OptionalUrlOption: TypeAlias = Annotated[str | None, _WHERE_KEYS_ARE]
 OutboxUrlOption: TypeAlias = Annotated[str, _url(f"The database of the outbox: {_DATABASES}.")]
 TableOption: TypeAlias = Annotated[
     str | None,
@@ -121,16 +130,16 @@ StatusOption: TypeAlias = Annotated[
 LapsedOption: TypeAlias = Annotated[
     bool, typer.Option("--lapsed", help="Only keys in progress whose lease has ended.")
 ]
-BrokerOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="URL",
-        envvar="IDEMPOTENT_BROKER",
-        show_default=False,
-        callback=url_in,
-        help="Where the messages are; the adapter's options follow the ?. Or env:VARIABLE.",
-    ),
-]
+_WHERE_MESSAGES_ARE: Final = typer.Option(
+    "--broker",
+    metavar="URL",
+    envvar="IDEMPOTENT_BROKER",
+    show_default=False,
+    callback=_urls_in,
+    help="Where the messages are; the adapter's options follow the ?. Or env:VARIABLE.",
+)
+BrokerOption: TypeAlias = Annotated[str, _WHERE_MESSAGES_ARE]
+BrokersOption: TypeAlias = Annotated[list[str] | None, _WHERE_MESSAGES_ARE]
 ConcurrencyOption: TypeAlias = Annotated[
     int,
     typer.Option(

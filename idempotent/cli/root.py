@@ -97,6 +97,8 @@ COMMANDS: Final = (
         """
         idempotent doctor --url postgresql+psycopg://user:password@host/db
         idempotent doctor --url redis://localhost --redelivery-horizon 7d
+        idempotent doctor shop.consumers --broker amqp://localhost --broker kafka://localhost:9092
+        idempotent doctor --broker "amqp://localhost?management=http://localhost:15672" --subject orders.paid
         idempotent doctor --json | jq -r 'select(.level != "ok") | .what'
         """,
     ),

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from sqlalchemy import Engine, event, make_url
@@ -24,6 +24,9 @@ from idempotent.stores.sql.answers import limit_answers
 from idempotent.stores.sql.engines import engine_from, looking_in, without_asyncio
 from idempotent.stores.sql.faults import Fault, as_store_error, fault_of, options_for
 from idempotent.stores.sql.rights import hidden_rows
+
+if TYPE_CHECKING:
+    from idempotent.adapters.spark.ledger.config import StoreConfig
 
 _CONNECT_TIMEOUT_S: Final = 10
 ANSWER_TIMEOUT_S: Final = 30
@@ -100,6 +103,24 @@ def database_of(
     address, of_url = parted(url)
     named = {**of_url, **_tables(url, table)}
     return without_asyncio(scheme.store_url(address)), named.get("table", DEFAULT_TABLE), named.get("schema")
+
+
+def ledger_of(url: str, table: str | None, prefix: str | None) -> StoreConfig:
+    """Where the run ledger of Spark is that stands beside these keys.
+
+    Raises:
+        ConfigurationError: not a store of keys, or an invalid name; or the tables are in a schema.
+    """
+    from idempotent.adapters.spark.ledger.config import DEFAULT_PREFIX, StoreConfig
+
+    if scheme_of(url).kind is StoreKind.SQL:
+        url, table, schema = database_of(url, table)
+        if schema is not None:
+            raise ConfigurationError(
+                "the ledger of Spark's runs is found by the URL alone, without a schema: "
+                "?options=-csearch_path%3DSCHEMA, or the name of the database"
+            )
+    return StoreConfig(url, table=table or DEFAULT_TABLE, prefix=prefix or DEFAULT_PREFIX)
 
 
 def limit_waits(checker: AbstractIdempotentChecker) -> None:

@@ -140,18 +140,18 @@ def test_autocommit_in_the_url_is_found(cli, request):
 
 
 @pytest.mark.parametrize(
-    ("kind", "option", "setting", "never", "in_time"),
+    ("kind", "option", "setting", "never", "in_time", "too_soon"),
     [
-        ("postgres", "options", "-c idle_in_transaction_session_timeout=", 0, "60s"),
-        ("mysql", "init_command", "SET SESSION wait_timeout=", 28800, 600),
+        ("postgres", "options", "-c idle_in_transaction_session_timeout=", 0, "60s", "5s"),
+        ("mysql", "init_command", "SET SESSION wait_timeout=", 28800, 600, 5),
     ],
     ids=["postgres", "mysql"],
 )
 def test_a_database_that_keeps_the_transaction_of_a_machine_that_is_gone_is_found(
-    cli, request, kind, option, setting, never, in_time
+    cli, request, kind, option, setting, never, in_time, too_soon
 ):
     for store in open_store(kind, request):
-        for value, level in ((never, "advice"), (in_time, "ok")):
+        for value, level in ((never, "advice"), (in_time, "ok"), (too_soon, "warning")):
             words = at(store)
             words[1] = (
                 make_url(words[1]).update_query_dict({option: f"{setting}{value}"}).render_as_string(False)

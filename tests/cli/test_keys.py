@@ -169,7 +169,7 @@ def test_doctor_and_show_know_that_a_dead_letter_stays_whose_key_is_gone(cli, sq
     assert "idempotent redrive" in shown.out + shown.err
     answer = cli("doctor", *at(sqlite_store))
     assert answer.code == 0
-    assert "dead letters are not looked at" in answer.out
+    assert "dead letters of brokers are not counted by the store" in answer.out
     assert "idempotent redrive" in answer.out
 
 

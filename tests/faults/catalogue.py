@@ -1628,7 +1628,7 @@ FAULTS: Final = (
     Fault(
         "RabbitMQ: a dead letter is fetched and returned where that may drop it",
         "adapters/rabbitmq/topology.py",
-        "    return _version(server) < _NACK_IS_FREE\n",
+        "    return version_of(server) < _NACK_IS_FREE\n",
         "    return False\n",
         "tests/adapters/rabbitmq/test_keeping.py -k 'policy and quorum'",
     ),

@@ -210,6 +210,9 @@ def run_block(example: Example) -> None:
                 assert_extras_exist(requirement)
             case ["export", setting]:
                 name, _, url = setting.partition("=")
+                if name == "IDEMPOTENT_BROKER":
+                    environ[name] = example.namespace["exported"][name] = stood_in(url, request)
+                    continue
                 checker_from_url(url).close()  # a URL that is understood; its server is somebody else's
                 if url.startswith("sqlite:"):
                     environ[name] = example.namespace["exported"][name] = url
@@ -228,12 +231,17 @@ def fresh_store() -> None:
     checker.close()
 
 
+def stood_in(text: str, request: pytest.FixtureRequest) -> str:
+    """The text with servers of the tests in the place of those that a page names."""
+    for shown, used in STAND_INS.items():
+        if shown in text:
+            text = text.replace(shown, used.format_map(Servers(request)))
+    return text
+
+
 def run_line(line: str, environ: dict[str, str], request: pytest.FixtureRequest) -> None:
     # Paging and filtering the output is not ours, and jq need not be here.
-    command = re.sub(r"\| *jq .*", "", line)
-    for shown, used in STAND_INS.items():
-        if shown in command:
-            command = command.replace(shown, used.format_map(Servers(request)))
+    command = stood_in(re.sub(r"\| *jq .*", "", line), request)
     done = subprocess.run(
         ["bash", "-c", command],
         check=False,

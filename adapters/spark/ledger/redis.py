@@ -36,9 +36,17 @@ from importlib.resources import files
 from struct import Struct
 from typing import Any, Final
 
-from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, Owners, PendingRow
+from idempotent.adapters.spark.ledger.claims import MAX_ROWS, ClaimState, Holder, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.config import StoreConfig
-from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState, Standing
+from idempotent.adapters.spark.ledger.runs import (
+    MICROSECONDS,
+    RunChange,
+    RunRef,
+    RunRow,
+    RunState,
+    Standing,
+    WaitingRun,
+)
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.keys import KeySpace, id_in
 from idempotent.stores.redis.client import open_client
@@ -132,6 +140,20 @@ class RedisRunStore(RunStore):
             self._memory() if change.resumes else b"",
         )
         return bool(self._store.run(_RUN_CHANGE, [self._names.run(token)], arguments))
+
+    def waiting(self, lapsed_s: float) -> Sequence[WaitingRun]:
+        found = []
+        with self._store.edge():
+            client: Any = self._store.client
+            seconds, microseconds = client.time()
+            now_us = seconds * MICROSECONDS + microseconds
+            for name in client.scan_iter(match=self._names.any_run, count=MAX_ROWS, _type="HASH"):
+                state, lease, run_id = client.hmget(name, "state", "lease", "run_id")
+                passed_s = (now_us - int(lease or now_us)) / MICROSECONDS
+                if int(state or 0) in (RunState.OPEN, RunState.PREPARED) and passed_s >= lapsed_s:
+                    text = run_id.decode() if isinstance(run_id, bytes) else str(run_id)
+                    found.append(WaitingRun(repr(text), RunState(int(state)), passed_s))
+        return sorted(found, key=lambda each: -each.lapsed_s)[:MAX_ROWS]
 
     def lost(self, token: int) -> str | None:
         with self._store.edge():
@@ -273,6 +295,8 @@ class Names:
     def __init__(self, prefix: str) -> None:
         """Encode the prefix once."""
         self.runs: Final = f"{prefix}run:".encode()
+        escaped = "".join(f"\\{each}" if each in "*?[]\\" else each for each in prefix)
+        self.any_run: Final = f"{escaped}run:*"
         self.claims: Final = f"{prefix}claim:".encode()
         self._newest = f"{prefix}newest:"
 

@@ -86,6 +86,20 @@ class Standing(NamedTuple):
         return self.state is RunState.ABORTED or (self.is_closed and mark != self.prepared)
 
 
+class WaitingRun(NamedTuple):
+    """A run that no driver has any more, and that is not over.
+
+    Attributes:
+        name: its consumer and run_id, readable; Redis tells the run_id alone.
+        state: OPEN or PREPARED.
+        lapsed_s: how long ago its lease ended, in seconds.
+    """
+
+    name: str
+    state: RunState
+    lapsed_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class RunRef:
     """One attempt at one generation of a run. Picklable.

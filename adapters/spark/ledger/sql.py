@@ -12,12 +12,20 @@ from sqlalchemy import Engine
 
 from idempotent.adapters.spark.ledger.claims import MAX_ROWS, ClaimState, Holder, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.config import StoreConfig
-from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState, Standing
+from idempotent.adapters.spark.ledger.runs import (
+    MICROSECONDS,
+    RunChange,
+    RunRef,
+    RunRow,
+    RunState,
+    Standing,
+    WaitingRun,
+)
 from idempotent.adapters.spark.ledger.sql_claims import ClaimTable, listed
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.errors import StoreReplacedError
 from idempotent.forks import free_in_child
-from idempotent.keys import Key, KeySpace, id_in
+from idempotent.keys import Key, KeySpace, consumer_in, id_in
 from idempotent.schema import runs_name
 from idempotent.stores.sql.connections import Connections
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
@@ -106,6 +114,9 @@ class SqlRunStore(RunStore):
 
     def abandoned(self) -> Sequence[int]:
         return self._run(lambda db, on: on.garbage.abandoned(db))
+
+    def waiting(self, lapsed_s: float) -> Sequence[WaitingRun]:
+        return self._run(lambda db, on: on.runs.waiting(db, lapsed_s))
 
     def collect(self, limit: int) -> int:
         deleted = self._run(lambda db, on: on.garbage.delete_claims(db, limit))
@@ -202,6 +213,11 @@ class RunTable:
             f" VALUES (?, ?, ?, ?, {RunState.OPEN:d}, 1, ?, {retention_us}, {now}, {now}, {now} + ?)"
             f" {dialect.if_stored(column='token', any_key=True)}"
         )
+        self._waiting = text(
+            f"SELECT state, {dialect.in_utf8('k')}, {now} - lease_until FROM {self.name}"
+            f" WHERE state IN ({RunState.OPEN:d}, {RunState.PREPARED:d}) AND lease_until <= {now} - ?"
+            f" ORDER BY lease_until LIMIT {MAX_ROWS:d}"
+        )
         lock = "" if dialect.name == "sqlite" else " FOR UPDATE"
         self._lock: Final = text(f"SELECT token FROM {self.name} WHERE token = ?{lock}")
         self._at_least: Final = f"CASE WHEN retention < {retention_us} THEN {retention_us} ELSE retention END"
@@ -224,6 +240,13 @@ class RunTable:
             int(token): Standing(RunState(state), epoch, prepared or 0, id_in(bytes(key).decode()))
             for token, state, epoch, prepared, key in found
         }
+
+    def waiting(self, connection: DriverConnection, lapsed_s: float) -> list[WaitingRun]:
+        """Those that no driver has had for that long."""
+        return [
+            WaitingRun(_shown(bytes(key).decode()), RunState(state), float(lapsed_us) / MICROSECONDS)
+            for state, key, lapsed_us in query(connection, self._waiting, (round(lapsed_s * MICROSECONDS),))
+        ]
 
     def lock(self, connection: DriverConnection, token: int) -> None:
         """Wait for the claims that are under way, and let no other begin before the end of this transaction."""
@@ -298,6 +321,11 @@ class RunTable:
 
 def _key(consumer: str, run_id: str) -> Key:
     return KeySpace(consumer, "run").key(run_id)
+
+
+def _shown(key: str) -> str:
+    """A run as people call it: its consumer and its run_id."""
+    return f"{consumer_in(key).rpartition(':')[0]} {id_in(key)!r}"
 
 
 def _row(consumer: str, run_id: str, row: Row) -> RunRow:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from idempotent.adapters.spark.ledger.claims import Holder, Owner, Owners, PendingRow
-from idempotent.adapters.spark.ledger.runs import Retention, RunChange, RunRef, RunRow, Standing
+from idempotent.adapters.spark.ledger.runs import Retention, RunChange, RunRef, RunRow, Standing, WaitingRun
 
 
 class RunStore(ABC):
@@ -121,6 +121,11 @@ class RunStore(ABC):
 
     def abandoned(self) -> Sequence[int]:
         """Tokens of OPEN runs that began a retention ago and whose lease has ended; a batch of them."""
+        return ()
+
+    def waiting(self, lapsed_s: float) -> Sequence[WaitingRun]:
+        """OPEN and PREPARED runs whose lease ended at least `lapsed_s` seconds ago, the oldest first; a batch."""
+        del lapsed_s
         return ()
 
     def collect(self, limit: int) -> int:

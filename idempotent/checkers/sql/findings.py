@@ -10,6 +10,7 @@ from sqlalchemy import MetaData, Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from idempotent.admin import Finding, Level
+from idempotent.checkers.sql.clusters import cluster_findings
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.errors import SchemaError, StoreError
 from idempotent.schema import dedup_tables, failures_name, run_tables
@@ -23,10 +24,17 @@ _OFF: Final = ("off", "0", "false", "none")
 _DAY_US: Final = 86_400_000_000
 # After as long as this, keep-alive probes find a machine that is gone, as Linux ships them.
 _PROBED_AFTER_S: Final = 7200.0
+# Handlers call other services for as long.
+_PAUSES_S: Final = 10.0
+_SHOWN: Final = 5
 
 
-def sql_findings(store: SqlStore) -> list[Finding]:
+def sql_findings(store: SqlStore, *, transactional: bool = False) -> list[Finding]:
     """Check the tables, the server's settings, and for keys that gc should have deleted. Changes nothing.
+
+    Args:
+        store: the database.
+        transactional: handlers change tables of this database in the transaction of the key.
 
     Raises:
         StoreError: the database did not answer.
@@ -41,12 +49,17 @@ def sql_findings(store: SqlStore) -> list[Finding]:
 
     def look(driver: DriverConnection) -> list[Finding]:
         settings = {"mysql": _mysql, "postgresql": _postgresql, "sqlite": _sqlite}[dialect.name]
-        return [*settings(driver), _backlog(driver, store)]
+        without = _without_transactions(driver, store) if transactional else ()
+        return [*settings(driver), *without, _backlog(driver, store)]
 
     # What the user has no right to would be refused once more.
     denied = any(finding.level is Level.ERROR for finding in rights)
     refused = () if denied else _refused(store)
-    return [*found, *rights, *_hidden(store), *_autocommit(store), *refused, *store.connections.run(look)]
+    return [
+        *(*found, *rights, *_hidden(store), *_autocommit(store), *refused),
+        *store.connections.run(look),
+        *cluster_findings(store),
+    ]
 
 
 def _tables(store: SqlStore) -> Iterator[Finding]:
@@ -155,7 +168,7 @@ def _mysql(driver: DriverConnection) -> Iterator[Finding]:
             driver,
             "SHOW VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit', 'sync_binlog', 'log_bin',"
             " 'binlog_format', 'version', 'idle_transaction_timeout', 'idle_write_transaction_timeout',"
-            " 'wait_timeout')",
+            " 'wait_timeout', 'character_set_database')",
         )
     }
     yield Finding(Level.OK, f"the server answers: {settings.get('version', 'MySQL')}")
@@ -179,10 +192,50 @@ def _mysql(driver: DriverConnection) -> Iterator[Finding]:
     limits = {name: float(settings[name]) for name in names if name in settings}
     yield _idle_transactions(next(iter(limits), names[-1]), filter(None, limits.values()))
 
+    character_set = settings.get("character_set_database", "utf8mb4")
+    if character_set != "utf8mb4":
+        # Our own tables say theirs, and what differs there is found with the tables.
+        yield Finding(
+            Level.ADVICE,
+            f"new tables of this database have the character set {character_set}: a handler that stores other text in "
+            "them fails, or stores question marks",
+            "ALTER DATABASE CHARACTER SET utf8mb4, and ALTER TABLE ... CONVERT TO CHARACTER SET utf8mb4",
+        )
+
+
+def _without_transactions(driver: DriverConnection, store: SqlStore) -> Iterator[Finding]:
+    """Tables beside the keys that keep what a handler wrote although its transaction was rolled back."""
+    if store.connections.dialect.name != "mysql":
+        return
+    rows = query(
+        driver,
+        "SELECT t.table_name, t.engine FROM information_schema.tables t"
+        " JOIN information_schema.engines e ON e.engine = t.engine"
+        " WHERE t.table_schema = DATABASE() AND t.table_type = 'BASE TABLE' AND e.transactions = 'NO'"
+        " ORDER BY t.table_name",
+    )
+    # Those of the keys are reported with the tables.
+    found = [f"{table} ({engine})" for table, engine in rows if not str(table).startswith(store.table)]
+    if found:
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        yield Finding(
+            Level.WARNING,
+            "tables without transactions, in which an effect stays although its message failed, and repeats: "
+            f"{', '.join(found[:_SHOWN])}{more}",
+            "if a handler changes one, type: ALTER TABLE ... ENGINE=InnoDB",
+        )
+
 
 def _idle_transactions(setting: str, limits_s: Iterable[float]) -> Finding:
     """Whether the server ends the transaction of a machine that is gone, in time: with it the keys are locked."""
     limit_s = min(limits_s, default=math.inf)
+    if limit_s < _PAUSES_S:
+        return Finding(
+            Level.WARNING,
+            f"an idle transaction is ended after {limit_s:g} s: a transactional handler that pauses for so long "
+            "between two statements fails, each time",
+            f"set {setting} to more than any handler's pause between two statements",
+        )
     if limit_s < _PROBED_AFTER_S:
         return Finding(Level.OK, f"an idle transaction is ended after {limit_s:,.0f} s")
     how_long = "never" if limit_s == math.inf else f"only after {limit_s:,.0f} s"
@@ -212,7 +265,7 @@ def _postgresql(driver: DriverConnection) -> Iterator[Finding]:
             driver,
             "SELECT name, setting FROM pg_settings"
             " WHERE name IN ('server_version', 'fsync', 'full_page_writes', 'synchronous_commit',"
-            " 'idle_in_transaction_session_timeout')",
+            " 'idle_in_transaction_session_timeout', 'server_encoding')",
         )
     )
     yield Finding(Level.OK, f"the server answers: PostgreSQL {settings.get('server_version', '')}".rstrip())
@@ -231,6 +284,14 @@ def _postgresql(driver: DriverConnection) -> Iterator[Finding]:
         )
     elif not unsafe:
         yield Finding(Level.OK, "every commit is on disk before it is acknowledged")
+    encoding = settings.get("server_encoding", "UTF8")
+    if encoding != "UTF8":
+        yield Finding(
+            Level.ADVICE,
+            f"the database has the encoding {encoding}: a text that it lacks can be stored neither by a handler nor in "
+            "an outbox",
+            "CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0, and move the tables",
+        )
     setting = "idle_in_transaction_session_timeout"
     limit_ms = float(settings.get(setting, 0))
     yield _idle_transactions(setting, [limit_ms / 1000] if limit_ms else ())

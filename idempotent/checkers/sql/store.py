@@ -70,17 +70,20 @@ class SqlStore:
         self.engine: Final = engine_from(engine_or_url, asynchronous=asynchronous)
         self._owns_engine = isinstance(engine_or_url, (str, URL))
         self.bridge: Final = Bridge()
+        self._silence_s = silence_s
+        self.connections: Final = self.more_connections()
+
+    def more_connections(self) -> Connections:
+        """New connections, which share none with `connections`. The caller closes them."""
         options: dict[str, Any] = {
             "located_by": self.table,
             "schema": self.schema,
-            "silence_s": silence_s,
+            "silence_s": self._silence_s,
             "waits_briefly": True,
         }
-        self.connections: Final = (
-            AwaitedConnections(self.bridge, self.engine, self.table, **options)
-            if self.is_async
-            else Connections(self.engine, self.table, **options)
-        )
+        if self.is_async:
+            return AwaitedConnections(self.bridge, self.engine, self.table, **options)
+        return Connections(self.engine, self.table, **options)
 
     @property
     def is_async(self) -> bool:

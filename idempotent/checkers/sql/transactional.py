@@ -140,7 +140,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         self.store.ping(by_position=self.remembers.by_position)
 
     def findings(self) -> Sequence[Finding]:
-        return sql_findings(self.store)
+        return sql_findings(self.store, transactional=True)
 
     def _claim(self, request: ClaimRequest) -> Decision:
         # The start of a redelivered message is noted already: who dies in the wait would leave a death of it.

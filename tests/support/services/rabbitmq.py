@@ -19,6 +19,8 @@ from tests.support.services.process import (
 )
 
 USER = PASSWORD = "idempotent"
+MANAGEMENT = "management"
+_MANAGEMENT_APPS = ("rabbitmq_management", "rabbitmq_management_agent", "rabbitmq_web_dispatch")
 _EVALUATE_TIMEOUT_S = 60.0
 # epmd, which every Erlang node needs, would start by itself, as a daemon that nobody stops.
 _SCRIPT = """
@@ -35,7 +37,10 @@ def ping(url: str) -> None:
 
 
 class PrivateRabbitMq(PrivateServer):
-    """Its options are lines of rabbitmq.conf, such as `"max_message_size = 1000"`."""
+    """Its options are lines of rabbitmq.conf, such as `"max_message_size = 1000"`.
+
+    With the word `management` it has the management API at `management_url`.
+    """
 
     name = "RabbitMQ"
     debian_package = "rabbitmq-server"
@@ -45,7 +50,8 @@ class PrivateRabbitMq(PrivateServer):
 
     def __init__(self, *settings: str) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings = [each for each in settings if each != MANAGEMENT]
+        self._management_port = free_port() if MANAGEMENT in settings else None
         self._tuned: dict[str, str] = {}
         self._epmd_port = free_port()
         self._distribution_port = free_port()
@@ -59,6 +65,10 @@ class PrivateRabbitMq(PrivateServer):
     @property
     def url(self) -> str:
         return f"amqp://{USER}:{PASSWORD}@127.0.0.1:{self.port}/%2F"
+
+    @property
+    def management_url(self) -> str:
+        return f"http://127.0.0.1:{self._management_port}"
 
     def evaluate(self, expression: str) -> str:
         """Evaluate Erlang in the broker; the value, as Erlang writes it. `rabbitmqctl` would take seconds to start.
@@ -150,10 +160,17 @@ class PrivateRabbitMq(PrivateServer):
             "vm_memory_high_watermark.absolute = 2GB",
             *self.settings,
         ]
+        plugins = ""
+        if self._management_port is not None:
+            plugins = "rabbitmq_management"
+            lines += [
+                "management.tcp.ip = 127.0.0.1",
+                f"management.tcp.port = {self._management_port}",
+            ]
         (self.folder / "rabbitmq.conf").write_text("".join(f"{line}\n" for line in lines))
-        (self.folder / "plugins").write_text("[].\n")
+        (self.folder / "plugins").write_text(f"[{plugins}].\n")
         (self.folder / "apps").mkdir()
-        for app in _own_apps():
+        for app in _own_apps(plugins):
             (self.folder / "apps" / app.name).symlink_to(app)
 
     def _command(self) -> list[str]:
@@ -181,18 +198,19 @@ class PrivateRabbitMq(PrivateServer):
                 "+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}"
             ),
         }
-        if _own_apps():
+        if _own_apps(""):
             values["RABBITMQ_PLUGINS_DIR"] = self.folder / "apps"
         path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/bin"
         return ["env", f"PATH={path}", *(f"{name}={value}" for name, value in values.items())]
 
 
-def _own_apps() -> list[Path]:
+def _own_apps(plugins: str) -> list[Path]:
     """The broker's own parts: it would parse the settings of every plugin that it finds, used or not."""
+    wanted = ("rabbitmq_prelaunch", *(_MANAGEMENT_APPS if plugins else ()))
     return [
         app
         for app in Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/plugins/*")
-        if app.name.startswith("rabbitmq_prelaunch") or not app.name.startswith("rabbitmq_")
+        if app.name.startswith(wanted) or not app.name.startswith("rabbitmq_")
     ]
 
 

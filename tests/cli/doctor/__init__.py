@@ -1,0 +1,1 @@
+"""What `idempotent doctor` says of databases, brokers and runs."""
