@@ -139,7 +139,7 @@ IN_TRANSACTIONS = {
     "strict": FLAG,
 }
 REFUSED = {
-    "Outbox": {**TABLE, "notify": FLAG},
+    "Outbox": {**TABLE, "notify": FLAG, "observers": (5, Observer(), [5])},
     "Relay": {
         "outbox": (5, None, URL),
         "publisher": (5, None, {}, {"": 5}),

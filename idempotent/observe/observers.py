@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
-from idempotent.claims import ClaimRequest, Decision
+from idempotent.claims import Claim, ClaimRequest, Decision
 from idempotent.errors import ConfigurationError, StoreError
+from idempotent.forks import generation
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.events import Event, OutboxStats
@@ -40,6 +43,15 @@ class Observer:
     ) -> None:
         """A handler returned after `took_s` seconds, or raised `error`. A batch handler has several messages."""
 
+    def around(
+        self, consumer: str, messages: Sequence[Message], claim: Claim
+    ) -> AbstractContextManager[object] | None:
+        """A handler is about to run. Returns what is entered before it, and left when it has returned or raised.
+
+        It is entered in the handler's own thread or task, so the handler sees the context variables that it sets. What
+        it returns on leaving does not change what the handler raised. `claim` is that of the first message.
+        """
+
     def processed(self, consumer: str, messages: Sequence[Message], results: Sequence[Result]) -> None:
         """A consumer processed these messages, alone or as a group. `results` are in their order; HOLD: not final."""
 
@@ -48,6 +60,12 @@ class Observer:
 
     def settled(self, message: Message, result: Result) -> None:
         """A worker has settled the delivery as this result requires."""
+
+    def sending(self, outbox: str, message: Message) -> Mapping[str, str] | None:
+        """A message was given to `Outbox.send`. Returns headers to send with it; those that it has itself stay.
+
+        `outbox` is the name of its table.
+        """
 
     def measured(self, outbox: str, stats: OutboxStats) -> None:
         """A relay has measured its outbox, as each does every fifteen seconds.
@@ -67,10 +85,11 @@ class Observers:
 
     Attributes:
         watch_claims: an observer overrides `claimed`; if not, messages skip the call.
-        watch_runs: an observer overrides `ran`; if not, messages skip the call.
+        watch_runs: an observer overrides `ran` or `around`; if not, messages skip the calls.
         watch_results: an observer overrides `processed`; if not, messages skip the call.
         watch_settling: an observer overrides `settling`; if not, messages skip the call.
         watch_settled: an observer overrides `settled`; if not, messages skip the call.
+        watch_sending: an observer overrides `sending`; if not, messages skip the call.
 
     Raises:
         ConfigurationError: no list of observers.
@@ -85,6 +104,7 @@ class Observers:
         self.watch_results = False
         self.watch_settling = False
         self.watch_settled = False
+        self.watch_sending = False
         if isinstance(observers, Observer) or not isinstance(observers, Iterable):
             raise ConfigurationError(f"observers takes a list of observers: write [{observers!r}]")
         for observer in observers:
@@ -102,9 +122,11 @@ class Observers:
         self._counting = (*self._counting, observer.counted)
         self.watch_claims |= type(observer).claimed is not Observer.claimed
         self.watch_runs |= type(observer).ran is not Observer.ran
+        self.watch_runs |= type(observer).around is not Observer.around
         self.watch_results |= type(observer).processed is not Observer.processed
         self.watch_settling |= type(observer).settling is not Observer.settling
         self.watch_settled |= type(observer).settled is not Observer.settled
+        self.watch_sending |= type(observer).sending is not Observer.sending
         for consumer in self._declared:
             _tell(observer.declared, consumer)
 
@@ -134,6 +156,11 @@ class Observers:
         for observer in self._all:
             _tell(observer.ran, consumer, messages, took_s, error)
 
+    def around(
+        self, consumer: str, messages: Sequence[Message], claim: Claim
+    ) -> AbstractContextManager[object]:
+        return _Around(self._all, (consumer, messages, claim))
+
     def processed(self, consumer: str, messages: Sequence[Message], results: Sequence[Result]) -> None:
         for observer in self._all:
             _tell(observer.processed, consumer, messages, results)
@@ -146,6 +173,15 @@ class Observers:
         for observer in self._all:
             _tell(observer.settled, message, result)
 
+    def sending(self, outbox: str, message: Message) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        for observer in self._all:
+            try:
+                headers.update(observer.sending(outbox, message) or {})
+            except Exception:
+                log.exception("observer_failed")
+        return headers
+
     def measured(self, outbox: str, stats: OutboxStats) -> None:
         for observer in self._all:
             _tell(observer.measured, outbox, stats)
@@ -155,7 +191,37 @@ class Observers:
             _tell(observer.relayed, outbox, published, refused)
 
 
-def _tell(method: Callable[..., None], *event: Any) -> None:
+class _Around:
+    """What the observers want entered around one run of a handler."""
+
+    __slots__ = ("_entered", "_event", "_observers", "_process")
+
+    def __init__(self, observers: tuple[Observer, ...], event: tuple[str, Sequence[Message], Claim]) -> None:
+        self._observers = observers
+        self._event = event
+        self._process = generation.number
+        self._entered: list[AbstractContextManager[object]] = []
+
+    def __enter__(self) -> None:
+        for observer in self._observers:
+            try:
+                wanted = observer.around(*self._event)
+                if wanted is not None:
+                    wanted.__enter__()
+                    self._entered.append(wanted)
+            except Exception:
+                log.exception("observer_failed")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if generation.number != self._process:
+            return  # a child that the handler forked: the run is its parent's
+        for each in reversed(self._entered):
+            _tell(each.__exit__, kind, error, trace)
+
+
+def _tell(method: Callable[..., object], *event: Any) -> None:
     try:
         method(*event)
     except Exception:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -23,6 +23,7 @@ from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError
 from idempotent.forks import free_in_child
 from idempotent.message import Message
+from idempotent.observe.observers import Observer, Observers
 from idempotent.outbox.entries import Entry, demand_text, derived_id, entry_of, new_id
 from idempotent.outbox.inserts import Home, Inserts, autocommits, no_transaction
 from idempotent.outbox.store import OutboxStore
@@ -84,9 +85,10 @@ class Outbox:
         schema: where the tables are (MySQL: the database); None: where a new connection finds them.
         notify: on PostgreSQL, wake the relays of other processes by NOTIFY after a Session has committed messages. It
             takes a thread and a connection, and spares them up to `poll_s` seconds.
+        observers: are told what is sent, and may add headers: see `Observer.sending`.
 
     Raises:
-        ConfigurationError: an invalid URL, table name or schema, or an unsupported database.
+        ConfigurationError: an invalid URL, table name or schema, an unsupported database, or no list of observers.
         MissingExtraError: the database's driver is not installed.
     """
 
@@ -97,6 +99,7 @@ class Outbox:
         table: str = DEFAULT_TABLE,
         schema: str | None = None,
         notify: bool = False,
+        observers: Iterable[Observer] = (),
     ) -> None:
         self.table: Final = validate_table_name(table)
         _demand_engine_or_url(engine_or_url)
@@ -108,6 +111,7 @@ class Outbox:
             raise ConfigurationError("notify=True is for PostgreSQL: other databases have no NOTIFY")
         self.committed: Final = Wake()
         """Woken when a transaction of this process has committed messages."""
+        self._observers: Final = Observers(observers)
         self._inserts = Inserts(table, Home(self.store.connections.engine.url, table, schema))
         self._sends = Sends(self._inserts, self._has_committed, ids.release)
 
@@ -204,6 +208,9 @@ class Outbox:
     ) -> Entry:
         if not isinstance(message, Message):
             raise ConfigurationError(f"send takes a Message, not a {type(message).__name__}")
+        if self._observers.watch_sending:
+            added = self._observers.sending(self.channel, message)
+            message = replace(message, headers={**added, **message.headers}) if added else message
         if order_key is None and message.key is not None:
             order_key = _text_of(message.key)
         entry = entry_of(message, to, order_key, delay_s, "to be made" if message.id is None else message.id)

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import Token
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -54,6 +55,7 @@ class Once:
         self._wait_s = wait_s
         self._began = 0.0
         self._token: Token[Any] | None = None
+        self._around: AbstractContextManager[object] | None = None
 
     def _begin(self, *, is_async: bool) -> Life[Any]:
         """The life of the block's message, up to the block."""
@@ -68,6 +70,10 @@ class Once:
         """Begin the block. Returns what gives its session, if it has one."""
         self.claim = step[2][0]
         self._token = enter_claim(self.claim)
+        observers = self._binding.observers
+        if observers.watch_runs:
+            self._around = observers.around(self._binding.name, (self._message,), self.claim)
+            self._around.__enter__()
         self._began = time.perf_counter()
         kind, hook = self._binding.handler.session_type, self._binding.transactions.handler_argument
         return None if kind is None else functools.partial(hook, self.claim, kind)
@@ -87,6 +93,9 @@ class Once:
         token, self._token = self._token, None
         assert token is not None
         leave_claim(token)
+        if self._around is not None:
+            self._around.__exit__(None if error is None else type(error), error, None)
+            self._around = None
         observers = self._binding.observers
         if observers.watch_runs:
             observers.ran(self._binding.name, (self._message,), time.perf_counter() - self._began, error)

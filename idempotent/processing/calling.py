@@ -149,7 +149,7 @@ class Calls(Began):
                 began[id(message)] = time.monotonic()
             first: Any = [message] if batch else message
             if self._observers.watch_runs:
-                return self._watched((message,), self._arguments(claim, first))
+                return self._watched(claim, (message,), self._arguments(claim, first))
             if handler.session_type is None:
                 returned = self._function(first)
             else:
@@ -173,7 +173,7 @@ class Calls(Began):
             _current_claim.set(_of_batch(claim))
             self._note(messages, time.monotonic())
             if self._observers.watch_runs:
-                return self._watched(messages, arguments)
+                return self._watched(claim, messages, arguments)
             return finished(self._function(*arguments))
         finally:
             _current_claim.set(before)
@@ -194,11 +194,12 @@ class Calls(Began):
             else (first, self._transactions.handler_argument(claim, session_type))
         )
 
-    def _watched(self, messages: Sequence[Message], arguments: tuple[Any, ...]) -> Any:
+    def _watched(self, claim: Claim, messages: Sequence[Message], arguments: tuple[Any, ...]) -> Any:
         began = time.perf_counter()
         error: BaseException | None = None
         try:
-            return finished(self._function(*arguments))
+            with self._observers.around(self._name, messages, claim):
+                return finished(self._function(*arguments))
         except BaseException as raised:
             error = raised
             raise
@@ -254,6 +255,9 @@ class AsyncCalls(Began):
         before, token = _current_claim.get(), None
         try:
             token = _current_claim.set(_of_batch(claim) if self._handler.batch else claim)
+            if self._observers.watch_runs:
+                with self._observers.around(self._name, messages, claim):
+                    return await self._awaited(claim, messages, first)
             return await self._awaited(claim, messages, first)
         finally:
             if token is None:  # a signal handler raised

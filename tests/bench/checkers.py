@@ -5,9 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, String, Table, create_engine, insert
 from sqlalchemy.orm import Session
 
@@ -15,6 +19,8 @@ from idempotent import Consumer, Message, Registry
 from idempotent.checkers import MemoryChecker, RedisChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.migrations import upgrade
+from idempotent.observe import Observer, counters
+from idempotent.observe.otel import OpenTelemetry
 from idempotent.outcomes import Result
 from tests.bench.contest import SUBJECT, Contender, Work, in_batches, one_by_one
 
@@ -64,12 +70,13 @@ def contender(
     batch: int = 1,
     threads: int = 1,
     after: Callable[[], object] = lambda: None,
+    observers: Callable[[], Sequence[Observer]] = lambda: (counters,),
 ) -> Contender:
     """A checker with a handler; each has keys of its own."""
 
     @contextmanager
     def opened() -> Iterator[Work]:
-        registry, made = Registry(), checker()
+        registry, made = Registry(observers()), checker()
         decorate = registry.consumer(
             SUBJECT, checker=made, group=secrets.token_hex(4), batch=handler is writes_all
         )
@@ -102,8 +109,30 @@ def _many(consumer: Consumer, messages: Sequence[Message]) -> None:
 
 
 def memory() -> list[Contender]:
-    """MemoryChecker."""
-    return _all("Memory", "MemoryChecker", MemoryChecker)
+    """MemoryChecker, and with OpenTelemetry."""
+    traced = [
+        contender(
+            "Memory", f"MemoryChecker, {sdk}", MemoryChecker, batch=batch, observers=partial(_traced, is_on)
+        )
+        for sdk, is_on in (("OpenTelemetry without an SDK", False), ("OpenTelemetry", True))
+        for batch in (1, 100)
+    ]
+    return [*_all("Memory", "MemoryChecker", MemoryChecker), *traced]
+
+
+@cache
+def _traced(has_sdk: bool) -> Sequence[Observer]:
+    """The observers of a registry that is traced: all that an exporter would be given is made, and nothing is sent."""
+    if not has_sdk:
+        return counters, OpenTelemetry()
+    tracers, meters = TracerProvider(), MeterProvider([InMemoryMetricReader()])
+    tracers.add_span_processor(BatchSpanProcessor(_Nowhere()))
+    return counters, OpenTelemetry(tracer_provider=tracers, meter_provider=meters)
+
+
+class _Nowhere(SpanExporter):
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return SpanExportResult.SUCCESS
 
 
 def redis(url: str) -> list[Contender]:

