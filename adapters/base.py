@@ -61,6 +61,12 @@ class Adapter(ABC):
 
     An adapter may ignore it; then a slow consumer can delay the others."""
 
+    paused_subjects: Collection[str] = frozenset()
+    """Those of `full_subjects` that stay full until a person resumes their consumer. The Worker sets it before `open`.
+
+    An adapter whose broker minds messages that are sent ahead and not settled for hours gives them back, and asks for
+    no more. Others may ignore it."""
+
     capacity: int | None = None
     """How many deliveries of a subject are received and not yet processed at once. The Worker sets it before `open`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -42,6 +42,10 @@ class FairQueue(Generic[T]):
         if waiting:
             self._waiting[subject] = waiting  # to the end
         return taken
+
+    def remove(self, subject: str) -> Collection[T]:
+        """Remove and return the messages of a subject."""
+        return self._waiting.pop(subject, ())
 
     def clear(self) -> list[T]:
         """Remove and return all messages."""

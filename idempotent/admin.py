@@ -1,4 +1,4 @@
-"""KeyAdmin: inspect and change a store's keys by hand. Finding: a result of a check of its configuration."""
+"""KeyAdmin: inspect and change a store's keys by hand. Pause: a consumer that waits. Finding: a result of a check."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from enum import Enum
 from typing import Final
 
 from idempotent.claims import KeyStatus
-from idempotent.keys import SHOWN, Key, consumer_in
+from idempotent.keys import SHOWN, Key, KeySpace, consumer_in
 
 NEVER_US: Final = 2**53 - 1
 """The stored expiry of a key that never expires: the greatest whole number that Lua can hold."""
+PAUSES: Final = KeySpace("idempotent", "pause")
+"""The keys that say which consumers are paused. No consumer has this name."""
+PAUSES_HEAD: Final = f"{PAUSES.name}:"
+"""What their readable texts begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class KeyFilter:
     """Which keys to select.
 
     Attributes:
-        consumer: `subject:group`; None: all consumers.
+        consumer: `subject:group`; None: all consumers, without the keys of `PAUSES`, which belong to none.
         statuses: these states; empty: all.
         lapsed: only keys in progress whose lease has ended.
     """
@@ -78,11 +82,19 @@ class KeyFilter:
 
     def matches(self, record: KeyRecord) -> bool:
         """Whether this key is meant."""
-        if self.head is not None and not record.text.startswith(self.head):
+        if self.head is None:
+            if is_pause(record.text):
+                return False
+        elif not record.text.startswith(self.head):
             return False
         if self.statuses and record.status not in self.statuses:
             return False
         return record.lapsed or not self.lapsed
+
+
+def is_pause(text: str) -> bool:
+    """Whether a readable text is that of a key of `PAUSES`."""
+    return text.startswith(PAUSES_HEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +117,11 @@ class KeyStats:
 
 
 def counted(records: Iterable[KeyRecord]) -> list[KeyStats]:
-    """Keys counted by consumer and state, in this order."""
+    """Keys counted by consumer and state, in this order, without those of `PAUSES`."""
     found: dict[tuple[str, KeyStatus], KeyStats] = {}
     for record in records:
+        if is_pause(record.text):
+            continue
         name = (consumer_in(record.text), record.status)
         seen = found.get(name, KeyStats(*name, 0, 0, record.update_at_us))
         found[name] = KeyStats(
@@ -117,6 +131,25 @@ def counted(records: Iterable[KeyRecord]) -> list[KeyStats]:
             min(seen.oldest_update_us, record.update_at_us),
         )
     return [found[name] for name in sorted(found)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A consumer that is paused: its workers take none of its messages.
+
+    Attributes:
+        consumer: `subject:group`.
+        since_us: since when, microseconds since the epoch, UTC, by the store's clock.
+        now_us: the store's clock when this was read.
+        by: who paused it.
+        note: why; empty: nobody said.
+    """
+
+    consumer: str
+    since_us: int
+    now_us: int
+    by: str
+    note: str
 
 
 class KeyAdmin(ABC):
@@ -143,7 +176,7 @@ class KeyAdmin(ABC):
 
     @abstractmethod
     def stats(self) -> Sequence[KeyStats]:
-        """Counts by consumer and state."""
+        """Counts by consumer and state, without the keys of `PAUSES`."""
 
     @abstractmethod
     def reopen(self, record: KeyRecord) -> bool:

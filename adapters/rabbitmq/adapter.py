@@ -145,7 +145,11 @@ class RabbitMqAdapter(Adapter):
         session = self._connect()
         if self._queues:
             self._keeper = Keeper(
-                self._server, self._topology, self._queues, lambda: self._publisher.channels
+                self._server,
+                self._topology,
+                self._queues,
+                lambda: self._publisher.channels,
+                lambda: self.paused_subjects,
             )
             self._keeper.start()
         else:
@@ -167,6 +171,7 @@ class RabbitMqAdapter(Adapter):
             else:
                 try:
                     self._copies.settle()
+                    session.pause(self.paused_subjects)
                     session.pump(limit, self.full_subjects, wait_s, self._woken.is_set)
                     self._copies.settle()
                     taken = session.take(limit, self.full_subjects)
@@ -294,6 +299,7 @@ class RabbitMqAdapter(Adapter):
                 self._consuming,
                 window=self._consuming.window(self.capacity),
                 again=self._connected_at is not None,
+                paused=self.paused_subjects,
             )
         except LOST as error:
             advice = remedy_for(error)
@@ -372,7 +378,9 @@ class RabbitMqAdapter(Adapter):
 
 
 class Keeper:
-    """Looks at the delay queues and dead-letter queues of a worker every five minutes, which counts as their use.
+    """Looks at a worker's queues that no worker consumes every five minutes, which counts as their use.
+
+    These are its delay queues and dead-letter queues, and work queues whose consumers are paused.
 
     A policy `expires` makes the broker delete a queue, with its messages, after that time without use. A
     declaration is a use of a classic queue. Of a quorum queue only a consumer and `basic.get` are, so a delay queue's
@@ -391,6 +399,7 @@ class Keeper:
         topology: knows the names of the queues.
         queues: the work queues.
         published: the queues to which the worker has published.
+        paused: the work queues that have no consumer now, which are looked at as the dead-letter queues are.
     """
 
     def __init__(
@@ -399,10 +408,13 @@ class Keeper:
         topology: Topology,
         queues: Sequence[str],
         published: Callable[[], Iterable[str]],
+        paused: Callable[[], Iterable[str]],
     ) -> None:
         """Start no thread yet."""
         self._server = server
+        self._topology = topology
         self._published = published
+        self._paused = paused
         self._delays = {name for queue in queues for name in delay_queues(queue)}
         self._names = self._delays | {topology.dead(queue) for queue in queues} - set(queues)
         self._counts: dict[str, int] = {}
@@ -432,6 +444,7 @@ class Keeper:
     def _look(self) -> None:
         """Use each queue once. Raises AMQPError or OSError when the broker cannot be reached."""
         names = self._names if self._is_first else self._names & {*self._counts, *self._published()}
+        names = names.union(queue for queue, _ in self._topology.consumed(self._paused()))
         connection: Any = None
         try:
             for queue in sorted(names - self._refused):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -66,6 +66,7 @@ class Session:
         consuming: how to consume.
         window: how many unacknowledged messages of a queue the broker may send.
         again: there was a session before, so a missing work queue has been deleted.
+        paused: the work queues of which nothing is consumed until `pause` says otherwise.
 
     Raises:
         AMQPError, OSError: the broker refused, or the connection was lost.
@@ -81,6 +82,7 @@ class Session:
         *,
         window: Window,
         again: bool = False,
+        paused: Collection[str] = (),
     ) -> None:
         self._connection = connection
         self._consuming = consuming
@@ -96,15 +98,17 @@ class Session:
         self._opened_at = self._heard_at = time.monotonic()
         self._told_late = LogThrottle()
         self._topology = topology
+        self._window = window
         self._windows = Windows(window)
+        self._paused = frozenset(paused)
+        self._consumers: dict[str, list[str]] = {}
         try:
             topology.ensure_work(connection, queues, again=again)
             self._channel = connection.channel()
             self._acks = _acks(self._channel, consuming, window)
             if not consuming.pull:
                 self._channel.add_on_cancel_callback(self._on_cancel)
-                for queue, work in self._queues:
-                    self._subscribe(queue, work, window.prefetch)
+                self._subscribe_to(frozenset(queues) - self._paused)
         except BaseException:
             self.abandon()
             raise
@@ -134,6 +138,32 @@ class Session:
             # Wait for an answer: acknowledgements that are lost with the connection bring their messages back.
             self._channel.flow(active=True)
         return deliveries
+
+    def pause(self, paused: Collection[str]) -> None:
+        """Consume nothing of these work queues, and again of those that were paused before.
+
+        What their queues have sent ahead is returned: unsettled for longer than `consumer_timeout`, it would cost the
+        channel, and with it the deliveries of all other queues.
+
+        Raises:
+            AMQPError, OSError: the session has ended.
+        """
+        before, self._paused = self._paused, frozenset(paused)
+        if self._paused == before:
+            return
+        self._connection.process_data_events(
+            0
+        )  # pika would reject what has arrived, which counts as a delivery
+        for queue, work in self._queues:
+            if work in self._paused - before:
+                for consumer in self._consumers.pop(queue, ()):
+                    self._channel.basic_cancel(consumer)
+                self._windows.closed(queue)
+        for work in self._paused - before:
+            for _, _, received, _ in self._inbox.remove(work):
+                self.give_back(received.method.delivery_tag)
+        if not self._consuming.pull:
+            self._subscribe_to(before - self._paused)
 
     def pump(
         self, limit: int, full: Container[str], timeout_s: float, has_been_woken: Callable[[], bool]
@@ -191,8 +221,8 @@ class Session:
         if time.monotonic() - self._heard_at < DOUBT_AFTER_S:
             return
         self._heard_at = time.monotonic()
-        for queue, _ in self._queues:
-            if not self._topology.counts(self._connection, queue)[1]:
+        for queue, work in self._queues:
+            if work not in self._paused and not self._topology.counts(self._connection, queue)[1]:
                 raise pika_errors.ChannelError(f"queue {queue!r} has no consumer any more")
 
     def _refuse_stream(self, queue: str) -> None:
@@ -260,10 +290,16 @@ class Session:
 
     # Private
 
+    def _subscribe_to(self, works: Container[str]) -> None:
+        for queue, work in self._queues:
+            if work in works:
+                self._subscribe(queue, work, self._window.prefetch)
+
     def _subscribe(self, queue: str, work: str, prefetch: int) -> None:
         self._channel.basic_qos(prefetch_count=prefetch, global_qos=self._consuming.per_channel_prefetch)
         self._windows.opened(queue, work, prefetch)
-        self._channel.basic_consume(queue, partial(self._on_message, queue, work))
+        consumer = self._channel.basic_consume(queue, partial(self._on_message, queue, work))
+        self._consumers.setdefault(queue, []).append(consumer)
 
     def _on_cancel(self, frame: Any) -> None:
         del frame

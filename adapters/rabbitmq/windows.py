@@ -43,6 +43,11 @@ class Windows:
         self._sizes[queue] += prefetch
         self._works[queue] = work
 
+    def closed(self, queue: str) -> None:
+        """A queue has no consumer any more."""
+        self._sizes.pop(queue, None)
+        self._full_since.pop(queue, None)
+
     def delivered(self, queue: str, tag: int) -> None:
         """A delivery of a queue occupies a place."""
         if self._grows:

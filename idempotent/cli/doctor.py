@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import closing, suppress
+from shlex import quote
 from typing import Annotated, Final
 
 import typer
@@ -11,9 +12,11 @@ import typer
 from idempotent.adapters import adapter_from_url
 from idempotent.admin import Finding, KeyAdmin, KeyFilter, Level
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.pauses import pauses_in
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.claims import KeyStatus
 from idempotent.cli.exits import ExitCode
+from idempotent.cli.keys.pausing import in_words as pause_in_words
 from idempotent.cli.modules import registry_at
 from idempotent.cli.options import (
     BrokersOption,
@@ -80,9 +83,9 @@ def doctor(
     """Find what breaks the promises of a store (--url), of brokers (--broker, may be repeated), or of both.
 
     Of a store: a missing or changed table; settings under which a crash loses keys; keys deleted while their messages
-    can still be redelivered; keys and runs that wait for a person; a clock that has gone back; an outbox that no relay
-    publishes. Of a broker: missing queues, topics and targets of dead letters; what removes messages that nobody has
-    processed; too few copies. Reads only: it makes, consumes and changes nothing.
+    can still be redelivered; keys and runs that wait for a person; paused consumers; a clock that has gone back; an
+    outbox that no relay publishes. Of a broker: missing queues, topics and targets of dead letters; what removes
+    messages that nobody has processed; too few copies. Reads only: it makes, consumes and changes nothing.
 
     Exit code 1: a warning or an error was found; 4: the store is unreachable; 5: a broker is.
     """
@@ -139,6 +142,7 @@ def _look(
         admin = checker.admin()
         yield from _retention(admin, horizon_s)
         yield from _waiting(admin, checker.command_options)
+        yield from _paused(checker)
         yield from _clock(admin, table or DEFAULT_TABLE, sql=scheme_of(url).kind is StoreKind.SQL)
     if scheme_of(url).kind is StoreKind.SQL:
         outbox = outbox_at(url, table)
@@ -216,6 +220,12 @@ def _waiting(admin: KeyAdmin, options: str) -> Iterator[Finding]:
             "dead letters of brokers are not counted by the store: a message whose key was reopened stays one",
             f"return them: {REDRIVE}",
         )
+
+
+def _paused(checker: AbstractIdempotentChecker) -> Iterator[Finding]:
+    for pause in pauses_in(checker):
+        resume = f"idempotent resume {quote(pause.consumer)} {checker.command_options}"
+        yield Finding(Level.ADVICE, f"{pause.consumer} is paused {pause_in_words(pause)}", resume)
 
 
 def _clock(admin: KeyAdmin, table: str, *, sql: bool) -> Iterator[Finding]:

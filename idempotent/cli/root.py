@@ -72,6 +72,21 @@ COMMANDS: Final = (
     ),
     Command("dead", "idempotent.cli.dead:app"),
     Command(
+        "pause",
+        "idempotent.cli.keys.pausing:pause",
+        """
+        idempotent pause orders.paid:billing --note "the bank is down, OPS-12" --url postgresql+psycopg://user@host/shop
+        idempotent pause --url redis://localhost
+        """,
+    ),
+    Command(
+        "resume",
+        "idempotent.cli.keys.pausing:resume",
+        """
+        idempotent resume orders.paid:billing --url postgresql+psycopg://user@host/shop
+        """,
+    ),
+    Command(
         "relay",
         "idempotent.cli.relay:relay",
         """

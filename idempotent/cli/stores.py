@@ -36,9 +36,9 @@ _MIGRATION_TIMEOUT_S: Final = 90
 
 @contextmanager
 def checker_at(
-    url: str, *, table: str | None = None, prefix: str | None = None
+    url: str, *, table: str | None = None, prefix: str | None = None, **options: Any
 ) -> Iterator[AbstractIdempotentChecker]:
-    """The checker of a store that other processes use too.
+    """The checker of a store that other processes use too. More `options` win over those in the URL.
 
     Raises:
         ConfigurationError: an invalid URL, table or prefix.
@@ -55,7 +55,9 @@ def checker_at(
         raise ConfigurationError("a Redis store has no table; its keys have a prefix: --prefix")
     if kind is StoreKind.SQL and prefix is not None:
         raise ConfigurationError("--prefix is for Redis; an SQL store has a table: --table")
-    checker = open_checker(url, **_tables(url, table), **({} if prefix is None else {"prefix": prefix}))
+    if prefix is not None:
+        options["prefix"] = prefix
+    checker = open_checker(url, **_tables(url, table), **options)
     limit_waits(checker)
     try:
         yield checker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -75,6 +76,11 @@ def long_messages(count: int) -> str:
 def waiting_for(what: str | None) -> str:
     """The line that names what the adapter waits for; nothing if it does not wait."""
     return f"waits for: {what}\n" if what else ""
+
+
+def paused_ones(names: Iterable[str]) -> str:
+    """A line for each consumer that is paused."""
+    return "".join(f"paused: {name}\n" for name in sorted(names))
 
 
 def checked_health_file(path: str | os.PathLike[str] | None) -> HealthFile | None:

@@ -70,6 +70,21 @@ class Holds:
     def add(self, work: InFlightDelivery, due: float) -> None:
         """Hold it until `due`, seconds of the worker's clock."""
         work.checks += 1
+        self._push(work, due)
+
+    def park(self, work: InFlightDelivery) -> None:
+        """Hold it, without a check, until its consumer's deliveries are taken: it is paused."""
+        self._push(work, math.inf)
+
+    def take(self, consumer: AnyConsumer) -> list[InFlightDelivery]:
+        """Remove and return those of a consumer."""
+        taken = [work for _, _, work in self._heap if work.consumer is consumer]
+        self._heap = [entry for entry in self._heap if entry[2].consumer is not consumer]
+        heapq.heapify(self._heap)
+        del self.of[consumer]
+        return taken
+
+    def _push(self, work: InFlightDelivery, due: float) -> None:
         self.of[work.consumer] += 1
         heapq.heappush(self._heap, (due, next(self._ties), work))
 

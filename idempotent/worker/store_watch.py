@@ -15,6 +15,7 @@ from idempotent.claims import ClaimRequest
 from idempotent.errors import StoreBusyError, StoreUnavailableError
 from idempotent.keys import KeySpace
 from idempotent.logs import EventLog
+from idempotent.worker.pause_watch import PauseWatch
 
 log = EventLog(__name__)
 
@@ -42,6 +43,7 @@ class StoreWatch:
 
     Args:
         checkers: the checkers whose stores are asked.
+        pauses: is asked too, of each store that answers; None: there are none.
         fail_fast: raise on entering when a store cannot be used.
         clock: seconds, by which an outage is measured.
     """
@@ -50,11 +52,13 @@ class StoreWatch:
         self,
         checkers: Collection[AbstractIdempotentChecker],
         *,
+        pauses: PauseWatch | None = None,
         fail_fast: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Ask nothing yet."""
         self._checkers = tuple(checkers)
+        self._pauses = pauses or PauseWatch(())
         self._fail_fast = fail_fast
         self._errors: dict[AbstractIdempotentChecker, Exception] = {}
         self._suspects = set(checkers)
@@ -112,14 +116,13 @@ class StoreWatch:
         self._thread.interval_s = 0.0 if self._errors else _EVERY_S - _EVERY_WHILE_DOWN_S
 
     def _ask(self, checker: AbstractIdempotentChecker) -> None:
-        failed: Exception | None = None
-        try:
-            checker.ping()
-            if checker in self._suspects or checker in self._errors:
-                self._suspects.discard(checker)
-                self._claim_a_key(checker)
-        except Exception as error:  # also that of a checker of the application
-            failed = error
+        failed = self._failure(checker.ping)
+        if not isinstance(failed, StoreUnavailableError):  # else it would be waited for twice
+            not_told = self._failure(self._pauses.ask, checker)
+            failed = failed or not_told
+        if failed is None and (checker in self._suspects or checker in self._errors):
+            self._suspects.discard(checker)
+            failed = self._failure(self._claim_a_key, checker)
         with self._lock:
             self._asked = None
             if failed is not None:
@@ -129,6 +132,14 @@ class StoreWatch:
                 down_s = round(self._clock() - self._down_since.pop(checker))
                 # As loud as the outage, or a log of warnings never shows its end.
                 log.warning("store_usable_again", extra={"checker": type(checker).__name__, "down_s": down_s})
+
+    @staticmethod
+    def _failure(question: Callable[..., object], *about: object) -> Exception | None:
+        try:
+            question(*about)
+        except Exception as error:  # also that of a checker of the application
+            return error
+        return None
 
     def _claim_a_key(self, checker: AbstractIdempotentChecker) -> None:
         if checker.remembers.by_position:  # a claim without a position would be refused
@@ -146,6 +157,7 @@ class StoreWatch:
         with self._lock:
             if self._asked is checker and self._thread.runs:
                 self._note(checker, _silent())
+                self._pauses.is_silent(checker)
 
     def _note(self, checker: AbstractIdempotentChecker, error: Exception) -> None:
         before = self._errors.get(checker)

@@ -19,6 +19,7 @@ from idempotent.processing.results import STORE_RETRY_S
 from idempotent.registry import Registry
 from idempotent.validation import flag, seconds, seconds_or_none, whole
 from idempotent.worker import options
+from idempotent.worker.capacity import Capacity
 from idempotent.worker.handlers import Done, HandlerPool, LoopPlace
 from idempotent.worker.health_file import (
     CONNECTING,
@@ -27,11 +28,13 @@ from idempotent.worker.health_file import (
     WAITING,
     checked_health_file,
     long_messages,
+    paused_ones,
     waiting_for,
 )
 from idempotent.worker.holds import Holds, InFlightDelivery
 from idempotent.worker.message_log import LongMessages, MessageLog
 from idempotent.worker.options import check_dead_letters, routes, unknown_subject
+from idempotent.worker.pause_watch import PauseWatch
 from idempotent.worker.process import in_thread, on_stop_signal, relaxed_python_gc
 from idempotent.worker.settling import Settling, WorkerSummary
 from idempotent.worker.store_watch import ExpiredKeys, StoreWatch
@@ -136,57 +139,6 @@ class Drain:
         return waits and bool(self._pool.is_busy or self._unrecorded)
 
 
-class Capacity:
-    """The rooms of the consumers of one worker.
-
-    Args:
-        pool: runs their handlers.
-        holds: the deliveries that wait for a check.
-        concurrency: the threads of the pool.
-        batch_size: messages that are processed together.
-        max_held: held deliveries of a consumer at which its room is closed.
-    """
-
-    def __init__(
-        self, pool: HandlerPool, holds: Holds, concurrency: int, batch_size: int, *, max_held: int
-    ) -> None:
-        """Serve no consumer yet."""
-        self._pool = pool
-        self._holds = holds
-        self._concurrency = concurrency
-        self._batch_size = batch_size
-        self._max_held = max_held
-        self._shares: dict[AnyConsumer, int] = {}
-
-    def serve(self, consumers: Iterable[AnyConsumer]) -> None:
-        """Make a room for each of these consumers."""
-        for consumer in consumers:
-            threads = min(consumer.options.concurrency or self._concurrency, self._concurrency)
-            # One batch waits behind each that runs.
-            self._shares[consumer] = 2 * threads * self._batch_size
-
-    @property
-    def total(self) -> int:
-        """Deliveries that run or wait to run when all rooms are used."""
-        return sum(self._shares.values())
-
-    @property
-    def largest(self) -> int:
-        """Deliveries of one consumer that run or wait to run, at most."""
-        return max(self._shares.values())
-
-    def free(self) -> tuple[int, Collection[str]]:
-        """The deliveries to receive at most, and the subjects that are full."""
-        largest, full = 0, []
-        for consumer, share in self._shares.items():
-            room = share - self._pool.in_flight.get(consumer, 0)
-            if room <= 0 or self._holds.of.get(consumer, 0) >= self._max_held:
-                full.append(consumer.subject)
-            elif room > largest:
-                largest = room
-        return largest, full
-
-
 class Worker:
     """Let a registry's consumers process what an adapter receives.
 
@@ -255,6 +207,8 @@ class Worker:
             self._pool, self._holds, concurrency, batch_size, max_held=whole(max_held, "max_held")
         )
         self._fail_fast = flag(fail_fast, "fail_fast")
+        self._pauses = PauseWatch(())
+        self._closed: frozenset[AnyConsumer] = frozenset()
         self._stores = StoreWatch(())
         self._routes: Mapping[str, AnyConsumer] = {}
         self._unrecorded = UnrecordedSteps(())
@@ -302,13 +256,15 @@ class Worker:
         for consumer in consumers:
             consumer.binding.calls.watch()
         checkers = {consumer.checker for consumer in consumers}
-        self._stores = StoreWatch(checkers, fail_fast=self._fail_fast)
+        self._pauses = PauseWatch(consumers)
+        self._stores = StoreWatch(checkers, pauses=self._pauses, fail_fast=self._fail_fast)
         self._unrecorded = UnrecordedSteps(checkers)
         expired = ExpiredKeys(checkers, self._gc_interval_s)
         self._capacity.serve(consumers)
         with on_stop_signal(self._on_signal), relaxed_python_gc(self._capacity.total), self._stores:
             try:
                 self._adapter.capacity = self._capacity.largest
+                self._close(self._pauses.closed)
                 self._adapter.open(consumers)
                 log.info("worker_started", extra={"consumers": [consumer.name for consumer in consumers]})
                 self._pool.start(consumers, place)
@@ -349,11 +305,12 @@ class Worker:
             self._take_back(0.0)
             if self._crash is not None:
                 return
+            self._follow_pauses()
             now = time.monotonic()
             self._pool.submit(self._holds.due(now))
             if not self._pool.is_busy and not self._holds and self._adapter.finished:
                 return
-            room, self._adapter.full_subjects = self._capacity.free()
+            room, self._adapter.full_subjects = self._capacity.free(self._closed)
             if room:
                 longest_s = _BUSY_WAIT_S if self._pool.is_busy else _IDLE_WAIT_S
                 wait_s = self._holds.next_in_s(now, longest_s)
@@ -370,7 +327,33 @@ class Worker:
             waits_for = self._adapter.waits_for
             if waits_for is not None and not connected:
                 word = WAITING
-            self._health.beat(f"{word}{long_messages(self._long.count)}{waiting_for(waits_for)}")
+            more = f"{long_messages(self._long.count)}{waiting_for(waits_for)}{paused_ones(self.paused)}"
+            self._health.beat(f"{word}{more}")
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """The names of the consumers that are paused, as their stores said last. Any thread may ask."""
+        return self._pauses.paused
+
+    def _close(self, closed: frozenset[AnyConsumer]) -> None:
+        self._closed = closed
+        self._adapter.paused_subjects = {consumer.subject for consumer in closed}
+
+    def _follow_pauses(self) -> None:
+        """Give back what has not begun of a consumer that is paused now, and go on with one that is resumed."""
+        before, closed = self._closed, self._pauses.closed
+        if closed == before:
+            return
+        self._close(closed)
+        if closed - before:
+            self._adapter.receive(
+                0, 0.0
+            )  # before anything returns to the broker, which may send it again at once
+        for consumer in closed - before:
+            for work in (*self._pool.withdraw(consumer), *self._holds.take(consumer)):
+                self._settling.requeue(work)
+        for consumer in before - closed:
+            self._pool.submit(self._holds.take(consumer))
 
     def _accept(self, deliveries: Sequence[Delivery]) -> None:
         works, settled, now = [], [], time.monotonic()
@@ -385,6 +368,8 @@ class Worker:
                     extra={**about_message(delivery.message), "group": delivery.only_for},
                 )
                 settled.append((delivery, consumer, Result(Outcome.DUPLICATE)))
+            elif consumer in self._closed:  # an adapter may ignore `full_subjects`
+                self._holds.park(InFlightDelivery(delivery, consumer, now))
             else:
                 works.append(InFlightDelivery(delivery, consumer, now))
         self._pool.submit(works)
@@ -407,7 +392,7 @@ class Worker:
         self._log.held(work, result)
         if result.outcome is Outcome.UNAVAILABLE and not isinstance(result.error, StoreBusyError):
             self._stores.suspect(work.consumer.checker)
-        if self._stopping or work.held_long_enough:
+        if self._stopping or work.held_long_enough or work.consumer in self._closed:
             self._settling.requeue(work)
             return
         longest_s = STORE_RETRY_S if result.retry_after_s is None else result.retry_after_s

@@ -125,6 +125,7 @@ ARGUMENTS = {
     "run": ["shop_consumers"],
     "redrive": ["shop_consumers:on_paid"],
     "dead": ["shop_consumers:on_paid"],
+    "resume": ["a:b"],
 }
 BROKER = ["--broker", "memory://"]
 MORE = {

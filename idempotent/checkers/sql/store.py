@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy import MetaData
 from sqlalchemy.engine import URL
 
-from idempotent.admin import NEVER_US, KeyAdmin, KeyFilter, KeyRecord, KeyStats
+from idempotent.admin import NEVER_US, PAUSES_HEAD, KeyAdmin, KeyFilter, KeyRecord, KeyStats
 from idempotent.checkers.judging import stored_deaths
 from idempotent.checkers.sql.keytable import KeyTable
 from idempotent.checkers.sql.statements import IN_PROGRESS, Durations, done, microseconds
@@ -29,6 +29,7 @@ from idempotent.stores.sql.sockets import LONGEST_S
 # Of the admin. A stored result may take 1 MB, so a page is small.
 PAGE: Final = 200
 _K: Final = f"SUBSTR(k, 1, {SHOWN})"
+_IS_NO_PAUSE: Final = f"SUBSTR({{0}}k, 1, {len(PAUSES_HEAD)}) <> '{PAUSES_HEAD}'".format
 # The consumer in `k`, with the ':' after it: with it, a collation that ignores trailing blanks still separates "b" and
 # "b ".
 _CONSUMER: Final = {
@@ -228,7 +229,7 @@ class _AdminStatements:
         self.stats: Final = (
             f"SELECT {_CONSUMER[dialect.name]} AS consumer, status, COUNT(*),"
             f" SUM(CASE WHEN {self._lapsed} THEN 1 ELSE 0 END), MIN(update_at)"
-            f" FROM {table} GROUP BY 1, 2"
+            f" FROM {table} WHERE {_IS_NO_PAUSE('')} GROUP BY 1, 2"
         )
 
     def some(self, count: int) -> str:
@@ -238,7 +239,9 @@ class _AdminStatements:
     def where(self, selection: KeyFilter) -> tuple[str, tuple[Any, ...]]:
         """The conditions of a filter, each with its AND, and their parameters."""
         conditions, params = "", []
-        if selection.head is not None:
+        if selection.head is None:
+            conditions += f" AND {_IS_NO_PAUSE('t.')}"
+        else:
             # Not LIKE: a subject may contain its wildcards. Not a range: it depends on the collation.
             conditions += f" AND SUBSTR(t.k, 1, {len(selection.head)}) = ?"
             params.append(selection.head)

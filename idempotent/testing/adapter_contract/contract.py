@@ -159,6 +159,31 @@ class ReceivingContract(AdapterContractBase):
         for delivery in held + got:
             adapter.settle(delivery, ACK)
 
+    def test_messages_of_a_paused_subject_wait_until_it_is_resumed(self) -> None:
+        if not self.keeps_back:
+            return
+        paused, other = self.subject(), self.subject()
+        adapter = self.opened(paused, other)
+        for number in range(5):
+            self.send(self.message(paused, f"paused-{number}"))
+        running, not_begun = self.receive(adapter, 2)
+        adapter.full_subjects = adapter.paused_subjects = {paused}
+        adapter.receive(0, 0.0)
+        adapter.requeue(not_begun)
+        adapter.settle(running, ACK)
+        for number in range(3):
+            self.send(self.message(other, f"other-{number}"))
+        got = self.receive(adapter, 3)
+        assert {delivery.message.id for delivery in got} == {"other-0", "other-1", "other-2"}
+        assert adapter.receive(10, 0.3) == []
+        adapter.full_subjects = adapter.paused_subjects = ()
+        rest = self.receive(adapter, 4)
+        left = {f"paused-{number}" for number in range(5)} - {running.message.id}
+        assert {delivery.message.id for delivery in rest} == left
+        for delivery in got + rest:
+            adapter.settle(delivery, ACK)
+        assert adapter.stale_settlements == 0
+
     def test_an_empty_subject_delivers_nothing_in_time(self) -> None:
         adapter = self.opened(self.subject())
         began = time.monotonic()

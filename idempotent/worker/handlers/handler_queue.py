@@ -70,6 +70,10 @@ class HandlerQueue:
         """A batch of this consumer runs no longer."""
         self._running[consumer] -= 1
 
+    def withdraw(self, consumer: AnyConsumer) -> Sequence[InFlightDelivery]:
+        """Remove and return the works of a consumer that wait."""
+        return self._waiting.pop(consumer, ())
+
     def clear(self) -> list[InFlightDelivery]:
         """Remove and return all works that wait."""
         works = [work for waiting in self._waiting.values() for work in waiting]

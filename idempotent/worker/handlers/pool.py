@@ -108,6 +108,12 @@ class HandlerPool:
                 self.in_flight[each.works[0].consumer] -= len(each.works)
             yield each
 
+    def withdraw(self, consumer: AnyConsumer) -> Sequence[InFlightDelivery]:
+        """Return the works of a consumer that did not start; none of them will. The others will be `finished`."""
+        works = (self._tasks if consumer.handler.is_async else self._threads).withdraw(consumer)
+        self.in_flight[consumer] -= len(works)
+        return works
+
     def pause_tasks(self) -> None:
         """Start no more tasks; `stop` will return their works. From any thread."""
         self._tasks.pause()

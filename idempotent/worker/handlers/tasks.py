@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Final, cast
 
 from idempotent.checkers.repeating import RepeatingThread
-from idempotent.consumer import AsyncConsumer
+from idempotent.consumer import AnyConsumer, AsyncConsumer
 from idempotent.logs import EventLog
 from idempotent.outcomes import Outcome, Result
 from idempotent.worker.handlers.handler_queue import Done, HandlerQueue
@@ -90,6 +90,11 @@ class HandlerTasks:
     def pause(self) -> None:
         """Start no more works; `stop` will return them."""
         self._paused = True
+
+    def withdraw(self, consumer: AnyConsumer) -> Sequence[InFlightDelivery]:
+        """Return the works of a consumer that did not start; none of them will."""
+        with self._lock:
+            return self._turns.withdraw(consumer)
 
     def stop(self) -> list[InFlightDelivery]:
         """Return the works that did not start; none of them will. The others will still be done."""

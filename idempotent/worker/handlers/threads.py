@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from idempotent.checkers.batching import COMPLETE_ALONE, Call
 from idempotent.claims import Completion
-from idempotent.consumer import Consumer
+from idempotent.consumer import AnyConsumer, Consumer
 from idempotent.outcomes import Result
 from idempotent.processing.single import process_one
 from idempotent.processing.steps import Parked, ParkedLife
@@ -79,6 +79,11 @@ class HandlerThreads:
         with self._changed:
             self._turns.add(works)
             self._wake_one()
+
+    def withdraw(self, consumer: AnyConsumer) -> Sequence[InFlightDelivery]:
+        """Return the works of a consumer that did not start; none of them will."""
+        with self._changed:
+            return self._turns.withdraw(consumer)
 
     def stop(self) -> list[InFlightDelivery]:
         """Start no more works. Returns those that did not start."""

@@ -15,6 +15,7 @@ from django.db import connections
 from idempotent import idempotent
 from idempotent.adapters.django import DjangoChecker
 from idempotent.checkers import SqlChecker
+from idempotent.checkers.pauses import Pauses, pause_of
 from idempotent.claims import KeyStatus
 from idempotent.errors import DeadKeyError
 from idempotent.keys import KeySpace
@@ -79,6 +80,19 @@ def test_other_checkers_and_the_admin_see_the_keys(alias, url):
     again = idempotent(checker, group="tests", key="order", name="charge")(lambda order: "again")
     assert again("a") == "a"
     checker.close()
+
+
+def test_a_command_pauses_its_consumers_and_so_does_the_checker_itself(alias, url):
+    mine, other = DjangoChecker(alias), SqlChecker(url)
+    for pausing, asked in ((other, mine), (mine, other)):
+        assert Pauses(pausing).pause("orders:billing", by="anna", note="OPS-12")[1]
+        pause = pause_of(asked, "orders:billing")
+        assert pause is not None
+        assert (pause.by, pause.note) == ("anna", "OPS-12")
+        assert run("idempotent_gc", database=alias) == "0 expired keys deleted\n"
+        assert Pauses(asked).resume("orders:billing")
+        assert pause_of(pausing, "orders:billing") is None
+    other.close()
 
 
 def test_gc_deletes_what_has_expired(alias, engine):

@@ -1,0 +1,103 @@
+"""`idempotent pause` and `idempotent resume` on every store."""
+
+import pytest
+
+from idempotent.checkers import OffsetChecker
+from idempotent.checkers.pauses import pause_of
+from idempotent.keys import KeySpace
+from tests.cli.support import BILLING, at, dead
+
+NAME = BILLING.name
+NOTE = ("--note", "the bank is down, OPS-12")
+
+
+def test_a_pause_is_made_listed_and_ended(cli, store):
+    dead(store, BILLING.key("1"))
+    assert cli("pause", *at(store)).out == "No consumer is paused.\n"
+    answer = cli("pause", NAME, *NOTE, *at(store))
+    assert (answer.code, answer.out, answer.err) == (0, f"Done: {NAME} is paused.\n", "")
+    again = cli("pause", NAME, "--note", "another", *at(store))
+    assert again.code == 0
+    assert f"{NAME} was paused before, since 20" in again.out
+    assert "the bank is down, OPS-12" in again.out
+    listed = cli("pause", *at(store))
+    assert NAME in listed.out
+    assert "the bank is down, OPS-12" in listed.out
+    line = cli("pause", *at(store), "--json").line
+    assert (line["consumer"], line["note"]) == (NAME, NOTE[1])
+    assert "@" in line["by"]
+    assert line["paused_s"] >= 0
+    answer = cli("resume", NAME, *at(store))
+    assert answer.code == 0
+    assert answer.out.startswith(f"Done: {NAME} goes on. It was paused since 20")
+    assert cli("pause", *at(store), "--json").out == ""
+
+
+def test_for_machines_they_say_what_changed(cli, store):
+    line = cli("pause", NAME, *at(store), "--json").line
+    assert (line["changed"], line["known"]) == (True, False)
+    assert cli("pause", NAME, *at(store), "--json").line["changed"] is False
+    assert cli("resume", NAME, *at(store), "--json").line["changed"] is True
+    answer = cli("resume", NAME, *at(store), "--json")
+    assert (answer.code, answer.line) == (1, {"consumer": NAME, "changed": False})
+
+
+def test_a_name_of_which_the_store_has_no_key_is_paused_with_a_warning(cli, store):
+    answer = cli("pause", "orders.piad:billing", *at(store))
+    assert answer.code == 0
+    assert "The store has no key of orders.piad:billing: is the name right?" in answer.err
+    answer = cli("resume", NAME, *at(store))
+    assert answer.code == 1
+    assert answer.out.startswith(f"Not paused: {NAME}. What is: idempotent pause --url ")
+
+
+def test_other_commands_leave_pauses_alone(cli, store):
+    dead(store, BILLING.key("1"))
+    cli("pause", NAME, *at(store))
+    assert cli("keys", "reopen", "--status", "dead", "--yes", *at(store), "--json").line["changed"] == 1
+    assert cli("keys", "list", *at(store)).out == "No such key.\n"
+    assert cli("keys", "stats", *at(store)).out == "No keys yet.\n"
+    assert pause_of(store.leased(), NAME) is not None
+
+
+def test_doctor_advises_to_think_of_it(cli, store):
+    cli("pause", NAME, *NOTE, *at(store))
+    found = [line for line in cli("doctor", *at(store), "--json").lines if NAME in line["what"]]
+    (finding,) = found
+    assert finding["level"] == "advice"
+    assert "is paused since" in finding["what"]
+    assert "the bank is down, OPS-12" in finding["what"]
+    assert finding["hint"].startswith(f"idempotent resume {NAME} --url ")
+    assert "wait for a person" not in cli("doctor", *at(store)).out.replace("no key waits for a person", "")
+
+
+@pytest.mark.parametrize("consumer", ["orders", "a:b:c", ":b"])
+def test_what_is_no_consumer_s_name_is_refused(cli, sqlite_store, consumer):
+    for command in ("pause", "resume"):
+        answer = cli(command, consumer, *at(sqlite_store))
+        assert answer.code == 2
+        assert "a consumer is subject:group" in answer.err
+
+
+def test_a_note_needs_a_consumer(cli, sqlite_store):
+    assert cli("pause", *NOTE, *at(sqlite_store)).code == 2
+
+
+def test_a_url_whose_dead_keys_expire_makes_a_pause_that_stays(cli, sqlite_store):
+    url = f"{sqlite_store.url}?dead_retention_s=0.001"
+    assert cli("pause", NAME, "--url", url, "--table", sqlite_store.table).code == 0
+    sqlite_store.age(10.0)
+    sqlite_store.leased().garbage_collect()
+    assert pause_of(sqlite_store.leased(), NAME) is not None
+
+
+def test_consumers_of_an_offset_checker_are_refused(cli, sql_store):
+    offsets = OffsetChecker(sql_store.engine(), table=sql_store.table)
+    partition = KeySpace("orders.paid", "billing").key("topic/0")
+    offsets.begin({partition: 0})
+    answer = cli("pause", NAME, *at(sql_store))
+    assert answer.code == 3
+    assert "the consumers of OffsetChecker cannot be paused" in answer.err
+    assert cli("pause", "--url", f"offsets+{sql_store.url}").code == 3
+    assert pause_of(sql_store.leased(), NAME) is None
+    offsets.close()

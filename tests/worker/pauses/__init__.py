@@ -1,0 +1,1 @@
+"""Consumers that are paused, and the workers that serve them."""
