@@ -434,12 +434,10 @@ class _Reading:
         ]
 
     def _message_of(self, delivery: Delivery) -> Message | None:
-        """The message that died; None: it was of another consumer, or cannot be decoded."""
+        """The message that died; None: it was of another consumer."""
         from idempotent.adapters.copies import came_from
 
         consumer, received = self.consumer, delivery.message
-        if delivery.error is not None:
-            return None
         group = self.adapter.group_of(delivery)
         if group is not None and group != consumer.group:
             return None

@@ -219,8 +219,7 @@ class Assignment:
                 _, end = consumer.get_watermark_offsets(asked, timeout=_END_S)
                 if partition.position >= 0:
                     found[partition.subject] += max(end - partition.position, 0) + partition.unfinished
-        except KafkaException as error:
-            log.debug("ends_unknown", extra={"error": error_of(error)})
+        except KafkaException:
             return {}
         return found
 

@@ -1895,7 +1895,7 @@ FAULTS: Final = (
     Fault(
         "dead letters: a dropped letter leaves its key dead",
         "idempotent/redrive.py",
-        "(reading.admin is None or not reading.admin.mark_done(dead))",
+        "not _is_done(consumer, reading, letter)",
         "False",
         "tests/cli/letters/test_dead.py -k dropped_letter_is_gone",
     ),
