@@ -152,6 +152,62 @@ class Pause:
     note: str
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingKeys:
+    """What of a consumer's keys a person may have to look at.
+
+    Attributes:
+        dead: DEAD keys.
+        lapsed: claims whose lease has ended.
+        oldest_claim_s: seconds since the first claim of the key that is in progress for longest; 0: none is.
+    """
+
+    dead: int
+    lapsed: int
+    oldest_claim_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """A measure of a store, as workers take one every fifteen seconds.
+
+    Attributes:
+        consumers: by `subject:group`; consumers all of whose keys are done are missing.
+        expired: keys past their expiry that are not deleted yet.
+    """
+
+    consumers: Mapping[str, WaitingKeys]
+    expired: int
+
+
+def measured(records: Iterable[KeyRecord], expired: int = 0) -> StoreStats:
+    """The measure of these keys.
+
+    Args:
+        records: those that are not DONE at least.
+        expired: keys beyond them that are past their expiry.
+    """
+    found: dict[str, WaitingKeys] = {}
+    for record in records:
+        is_claimed = record.status.in_progress and not record.held
+        if record.expires_at_us is not None and record.expires_at_us < record.now_us:
+            leased = is_claimed and not record.lapsed
+            expired += not leased and record.status is not KeyStatus.IN_PROGRESS_PARK
+        if record.status is KeyStatus.DONE:
+            continue
+        name = consumer_in(record.text)
+        seen = found.get(name, _NONE_WAIT)
+        found[name] = WaitingKeys(
+            seen.dead + (record.status is KeyStatus.DEAD),
+            seen.lapsed + record.lapsed,
+            max(seen.oldest_claim_s, (record.now_us - record.update_at_us) / 1e6 if is_claimed else 0.0),
+        )
+    return StoreStats(found, expired)
+
+
+_NONE_WAIT: Final = WaitingKeys(0, 0, 0.0)
+
+
 class KeyAdmin(ABC):
     """Inspect keys, and resolve those that wait for a person.
 
@@ -177,6 +233,10 @@ class KeyAdmin(ABC):
     @abstractmethod
     def stats(self) -> Sequence[KeyStats]:
         """Counts by consumer and state, without the keys of `PAUSES`."""
+
+    def measure(self) -> StoreStats:
+        """What `IdempotentCollector` shows of the store. The default reads every key."""
+        return measured(self.list(KeyFilter()))
 
     @abstractmethod
     def reopen(self, record: KeyRecord) -> bool:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.awaiting import Awaiting, InThreads
 from idempotent.checkers.batching import Combiner
 from idempotent.checkers.hooks import CheckerHooks
+from idempotent.checkers.leading import Lead
 from idempotent.checkers.protocol import ClaimProtocol
-from idempotent.claims import ClaimRequest, Guarantee
+from idempotent.claims import Guarantee
 from idempotent.errors import ConfigurationError
-from idempotent.keys import KeySpace
 from idempotent.validation import flag, seconds, seconds_or_none, whole
 
 DEFAULT_LEASE_S: Final = 30.0
 DEFAULT_RETENTION_S: Final = 14 * 86400
-_GC_LEASE_KEY: Final = KeySpace("idempotent", "gc").key("leader")
 
 
 class AbstractIdempotentChecker(CheckerHooks):
@@ -37,12 +36,15 @@ class AbstractIdempotentChecker(CheckerHooks):
         one_writer: the store carries out one write at a time, so with `combine` no second call begins beside another.
 
     Attributes:
+        is_shared: other processes may use the same store.
         protocol: claims, completes and releases keys for consumers.
         combiner: sends the claims and completions of lone messages together; None: each by itself.
 
     Raises:
         ConfigurationError: a duration is not a positive, finite number.
     """
+
+    is_shared: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -80,6 +82,11 @@ class AbstractIdempotentChecker(CheckerHooks):
     def command_options(self) -> str:
         """The options that name the store to the command `idempotent`; empty: no command can reach it."""
         return ""
+
+    @property
+    def store_name(self) -> str:
+        """The store, as metrics name it: without a user or a password, and the same in every process."""
+        return type(self).__name__
 
     def admin(self) -> KeyAdmin:
         """The tool to inspect and change the stored keys. Optional for your own checker.
@@ -139,21 +146,19 @@ class AbstractIdempotentChecker(CheckerHooks):
         Raises:
             StoreError: the store did not answer.
         """
-        leader = self._gc_leader
-        if leader.lease_s is None:
-            # After a crash, a lock that never lapses would block gc permanently.
-            return self.garbage_collect(batch_size=batch_size)
-        request = ClaimRequest(_GC_LEASE_KEY)
+        lead = self.lead("gc")
         try:
-            claim = leader.protocol.claim(request).claim
-            if claim is None:
-                return None
             try:
-                return self.garbage_collect(batch_size=batch_size)
+                return self.garbage_collect(batch_size=batch_size) if lead.take() else None
             finally:
-                leader.protocol.release(claim)
+                lead.give_up()
         finally:
-            leader.protocol.abandon_all_of(request.owner)  # a signal handler may have raised anywhere
+            lead.forget()  # a signal handler may have raised anywhere
+
+    @final
+    def lead(self, task: str) -> Lead:
+        """What lets one process at a time, of all that use the store, do a task of this name."""
+        return Lead(self._leader.protocol, task)
 
     def close(self) -> None:
         """Close connections and stop the background threads. Idempotent."""
@@ -164,6 +169,6 @@ class AbstractIdempotentChecker(CheckerHooks):
         self.protocol.close()
 
     @property
-    def _gc_leader(self) -> AbstractIdempotentChecker:
-        """The checker that claims the lock of `garbage_collect_alone`."""
+    def _leader(self) -> AbstractIdempotentChecker:
+        """The checker that claims the keys of leads."""
         return self

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from typing import Final
 
 from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, KeyStats, counted
@@ -357,8 +357,14 @@ def _microseconds(seconds: float) -> int:
     return int(seconds * 1_000_000)
 
 
+# Of the checkers that were asked for their names.
+_numbers: Final = count(1)
+
+
 class MemoryBacked(AbstractIdempotentChecker):
     """A checker over `MemoryKeys`; the subclass defines completion."""
+
+    is_shared = False
 
     def __init__(
         self,
@@ -381,6 +387,10 @@ class MemoryBacked(AbstractIdempotentChecker):
     @cached_property
     def awaiting(self) -> Awaiting:
         return InLoop(self.protocol)
+
+    @cached_property
+    def store_name(self) -> str:
+        return f"memory {next(_numbers)}"
 
     def admin(self) -> KeyAdmin:
         return MemoryKeyAdmin(self.keys)

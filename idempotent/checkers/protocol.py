@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from idempotent.checkers.hooks import CheckerHooks
@@ -183,6 +184,16 @@ class ClaimProtocol:
             self._keeper.drop([claim])
         if claim.transaction is not None:
             claim.transaction.close()
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether the lease of a claim is renewed: it was neither completed nor released, nor found to be lost."""
+        return claim in self._keeper.held
+
+    def free(self, claim: Claim) -> None:
+        """Free a key that no message waits for. If the store does not answer, it is free when the lease ends."""
+        self._keeper.drop([claim])
+        with suppress(StoreError):
+            self._only_store_errors(self._release_one, claim, None)
 
     def abandon_all_of(self, owner: bytes) -> None:
         """Abandon what was claimed for an owner that is gone: it may not have heard of it.

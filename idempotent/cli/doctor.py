@@ -12,6 +12,7 @@ import typer
 from idempotent.adapters import adapter_from_url
 from idempotent.admin import Finding, KeyAdmin, KeyFilter, Level
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.leading import is_ours
 from idempotent.checkers.pauses import pauses_in
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.claims import KeyStatus
@@ -197,7 +198,7 @@ def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
 def _waiting(admin: KeyAdmin, options: str) -> Iterator[Finding]:
     counted = admin.stats()
     dead = sum(stats.count for stats in counted if stats.status is KeyStatus.DEAD)
-    lapsed = sum(stats.lapsed for stats in counted)
+    lapsed = sum(stats.lapsed for stats in counted if not is_ours(stats.consumer))
     if dead:
         yield Finding(
             Level.WARNING,

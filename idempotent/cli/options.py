@@ -168,6 +168,32 @@ HealthFileOption: TypeAlias = Annotated[
         help="Rewritten every second meanwhile: ready, connecting (no broker), or store (unusable).",
     ),
 ]
+MetricsPortOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        metavar="PORT",
+        show_default=False,
+        help="Serve /metrics for Prometheus, and /livez, /readyz, /startedz with what runs; 0: any free port.",
+    ),
+]
+MetricsAddressOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Where: 0.0.0.0 lets other machines read it, keys of messages that run included.",
+    ),
+]
+HangAfterOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001,
+        metavar="SECONDS",
+        show_default=False,
+        help="/livez fails while a handler has run for so long. Default: however long it runs.",
+    ),
+]
 
 
 class LogLevel(Enum):

@@ -20,15 +20,19 @@ from idempotent.cli.options import (
     LogFormatOption,
     LogLevel,
     LogLevelOption,
+    MetricsAddressOption,
+    MetricsPortOption,
     TableOption,
 )
 from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at
 from idempotent.cli.terminal.logs import LogFormat, log_to_stderr
 from idempotent.cli.terminal.output import count, note, plain
+from idempotent.cli.terminal.serving import metrics_served
 from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.outbox import Outbox, Relay
 from idempotent.outbox.store import OutboxStore
 from idempotent.stores.sql.answers import limit_answers
+from idempotent.worker.probes import LOOPBACK
 from idempotent.worker.process import on_stop_signal
 
 _LOOK_S: Final = 0.1
@@ -69,6 +73,8 @@ def relay(
     ] = False,
     fail_fast: FailFastOption = False,
     health_file: HealthFileOption = None,
+    metrics_port: MetricsPortOption = None,
+    metrics_address: MetricsAddressOption = LOOPBACK,
     log_level: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
@@ -96,7 +102,9 @@ def relay(
             fail_fast=fail_fast,
             health_file=health_file,
         )
-        _run(running, opened, [*publishers], until_empty=until_empty)
+        quiet = log_format is LogFormat.JSON
+        with metrics_served(running.health, metrics_port, metrics_address, quiet=quiet):
+            _run(running, opened, [*publishers], until_empty=until_empty)
         if until_empty:
             _report(opened.store)
     finally:

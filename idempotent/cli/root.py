@@ -50,6 +50,7 @@ COMMANDS: Final = (
         idempotent run shop.consumers --broker file:///data/orders.jsonl --checker db=postgresql+psycopg://user@host/shop
         idempotent run shop.consumers:registry --broker file:///data/orders.jsonl --checker db=sqlite:///app.db
         idempotent run shop.consumers --broker file://orders.jsonl --checker db=$URL --concurrency 4 --batch-size 100
+        idempotent run shop.consumers --broker amqp://localhost --checker db=$URL --metrics-port 9000
         """,
     ),
     Command(

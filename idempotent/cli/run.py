@@ -18,18 +18,23 @@ from idempotent.cli.options import (
     ConcurrencyOption,
     ConsumersOption,
     FailFastOption,
+    HangAfterOption,
     HealthFileOption,
     JsonOption,
     LogFormatOption,
     LogLevel,
     LogLevelOption,
+    MetricsAddressOption,
+    MetricsPortOption,
     typed,
 )
 from idempotent.cli.terminal.logs import LogFormat, log_to_stderr
 from idempotent.cli.terminal.output import emit, note, plain, show_table
+from idempotent.cli.terminal.serving import metrics_served
 from idempotent.outcomes import Outcome
 from idempotent.registry import Registry
 from idempotent.worker import Worker, WorkerSummary
+from idempotent.worker.probes import LOOPBACK
 
 
 def run(
@@ -52,6 +57,9 @@ def run(
     ] = 20.0,
     fail_fast: FailFastOption = False,
     health_file: HealthFileOption = None,
+    metrics_port: MetricsPortOption = None,
+    metrics_address: MetricsAddressOption = LOOPBACK,
+    hang_after: HangAfterOption = None,
     log_level: LogLevelOption = LogLevel.WARNING,
     log_format: LogFormatOption = LogFormat.TEXT,
     redact: Annotated[
@@ -86,7 +94,10 @@ def run(
             health_file=health_file,
             services=() if quiet else [_announced(registry, consumers or registry.consumers, broker)],
         )
-        summary = worker.run()
+        with metrics_served(
+            worker.health, metrics_port, metrics_address, hang_after_s=hang_after, quiet=quiet
+        ):
+            summary = worker.run()
     finally:
         registry.close()
     show_summary(summary, {}, as_json=as_json)

@@ -1,16 +1,18 @@
-"""What a process counts: the outcomes and events of its consumers, and the measures of its relays' outboxes."""
+"""What a process counts: outcomes and events of its consumers. What it has measured: its outboxes and its stores."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+from idempotent.admin import StoreStats
 from idempotent.forks import free_in_child
-from idempotent.observe.events import Event, OutboxStats
+from idempotent.observe.events import Event, OutboxStats, Timed
 from idempotent.observe.observers import Observer, Observers
+from idempotent.observe.timing import Durations
 from idempotent.outcomes import Outcome
 
 CountEvent: TypeAlias = Callable[[str, Event], None]
@@ -24,6 +26,7 @@ class Counters(Observer):
     """Counts by consumer and outcome or event. Thread-safe."""
 
     def __init__(self) -> None:
+        self._durations: Durations | None = None
         self._lock = free_in_child(threading.Lock())
         self._counts: defaultdict[tuple[str, Outcome | Event], int] = defaultdict(int)
 
@@ -31,6 +34,8 @@ class Counters(Observer):
         """Begin at 0: `increase()` of Prometheus does not see a series whose first value is 1."""
         for what in (*Outcome, *Event):
             self.add(consumer, what, 0)
+        if self._durations is not None:
+            self._durations.declared(consumer)
 
     def add(self, consumer: str, what: Outcome | Event, count: int = 1) -> None:
         """Count `what` for a consumer (`subject:group`)."""
@@ -39,6 +44,25 @@ class Counters(Observer):
             self._counts[name] += count
 
     counted = add
+
+    @property
+    def durations(self) -> Durations:
+        """How long the same messages took. They are measured from the first time that this is asked for."""
+        if self._durations is None:
+            self._durations = Durations()
+            for consumer in {consumer for consumer, _ in self.snapshot()}:
+                self._durations.declared(consumer)
+        return self._durations
+
+    @property
+    def wants_times(self) -> bool:
+        """Whether somebody has asked for durations."""
+        return self._durations is not None
+
+    def timed(self, consumer: str, times: Sequence[Timed]) -> None:
+        """Add durations to their histograms."""
+        if self._durations is not None:
+            self._durations.timed(consumer, times)
 
     def snapshot(self) -> dict[tuple[str, Outcome | Event], int]:
         """A copy of all counts."""
@@ -103,3 +127,35 @@ class OutboxMeasures(Observer):
 
 
 outboxes: Final = OutboxMeasures()
+
+
+class StoreMeasures:
+    """The last measure of each store that this process measures, while no other does. Thread-safe.
+
+    Attributes:
+        wanted: workers that start from now on take part in measuring their stores.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._lock = free_in_child(threading.Lock())
+        self._stats: dict[str, tuple[float, StoreStats]] = {}
+
+    def measured(self, store: str, stats: StoreStats, valid_s: float = _VALID_S) -> None:
+        """Show a measure from now on, for so many seconds at most."""
+        with self._lock:
+            self._stats[store] = (time.monotonic() + valid_s, stats)
+
+    def forget(self, store: str) -> None:
+        """Show it no longer: another process measures the store, or none does."""
+        with self._lock:
+            self._stats.pop(store, None)
+
+    def stats(self) -> dict[str, StoreStats]:
+        """The measures by the name of the store."""
+        now = time.monotonic()
+        with self._lock:
+            return {name: stats for name, (until, stats) in self._stats.items() if now < until}
+
+
+stores: Final = StoreMeasures()

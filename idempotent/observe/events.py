@@ -1,8 +1,9 @@
-"""Event and OutboxStats: what observers are told besides outcomes."""
+"""Event, Stage and OutboxStats: what observers are told besides outcomes."""
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import TypeAlias
 
 from idempotent.values import value
 
@@ -28,6 +29,25 @@ class Event(Enum):
     """A group was rolled back and its messages ran one by one."""
     TRANSACTION_REPEATED = "transaction_repeated"
     """The database rolled a transaction back, and the message ran again."""
+
+
+class Stage(Enum):
+    """What takes time in the life of a message."""
+
+    __hash__ = object.__hash__  # by identity, as equality
+
+    CLAIM = "claim"
+    """The store answers the claim of its key. A checker with transactions begins one."""
+    HANDLER = "handler"
+    """The handler runs."""
+    COMPLETION = "completion"
+    """The store records the completion of its key. A checker with transactions commits."""
+    SETTLE = "settle"
+    """A worker tells the broker: it acknowledges, sends a copy to be delivered later, or a dead letter."""
+
+
+Timed: TypeAlias = tuple[Stage, float, int]
+"""What took time, the seconds, and for how many messages together. A tuple: each message makes several."""
 
 
 @value

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from idempotent.errors import MessageError, MissingKeyError, UndecodableMessageE
 from idempotent.keys import HASH_BYTES, NO_KEY, Key, KeySpace, id_of
 from idempotent.logs import EventLog
 from idempotent.message import Message, Position
-from idempotent.observe.events import Event
+from idempotent.observe.events import Event, Stage
 from idempotent.observe.log_lines import LogThrottle, about_message
 from idempotent.observe.observers import Observers
 from idempotent.policy import OnCancel, OnExpiredLease, causes
@@ -204,9 +205,22 @@ class Binding:
         vars(other).update(
             vars(self)
         )  # a tenth of the time of copy.copy, for each call of a protected function
+        vars(other).pop("stages", None)
         other.handler = handler
         other.calls = self._calls_of(handler)
         return other
+
+    @cached_property
+    def stages(self) -> Mapping[Callable[..., Any], tuple[Stage, bool]]:
+        """The steps whose time observers may want to know, see `timed`."""
+        return {
+            self.lone.claim: (Stage.CLAIM, False),
+            self.protocol.claim_many: (Stage.CLAIM, True),
+            self.calls.one: (Stage.HANDLER, False),
+            self.calls.batch: (Stage.HANDLER, True),
+            self.lone.complete: (Stage.COMPLETION, False),
+            self.protocol.complete_many: (Stage.COMPLETION, True),
+        }
 
     def about(self, message: Message) -> dict[str, object]:
         """The fields of a log line about a message."""

@@ -18,8 +18,9 @@ from idempotent.processing.binding import Binding
 from idempotent.processing.group_run import GroupRun, Member, place_of
 from idempotent.processing.results import mismatch, unavailable
 from idempotent.processing.single import process_one, refused, store_failed, without_key
-from idempotent.processing.steps import CLAIM_MANY, STORE, Life
+from idempotent.processing.steps import CLAIM_MANY, STORE, Life, timed
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 # A single message is claimed alone.
@@ -73,14 +74,20 @@ class _Group:
             self._run.singles += [*start, *firsts]
         else:
             try:
-                claimed = yield from self._claim(chain(start, firsts))
+                claimed = yield from self._timed(self._claim(chain(start, firsts)))
                 if claimed:
-                    yield from self._run.run(claimed)
+                    yield from self._timed(self._run.run(claimed))
             except BaseException:
                 self._binding.protocol.abandon_all_of(self._owner)
                 raise
         for member in self._run.singles:
             self.results[member.index] = yield from self._process_alone(member)
+
+    def _timed(self, life: Life[R]) -> Life[R]:
+        binding = self._binding
+        if not binding.observers.watch_times:
+            return life
+        return timed(life, binding.name, binding.stages, binding.observers)
 
     def _firsts(self) -> Iterator[Member]:
         """The first message of each key. Later copies go to `_copies`, messages without a key to `_keyless`."""

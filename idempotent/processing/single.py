@@ -33,7 +33,7 @@ from idempotent.processing.results import (
     unavailable,
     uncounted,
 )
-from idempotent.processing.steps import CLAIM, COMPLETE, RUN, SLEEP, STORE, Life
+from idempotent.processing.steps import CLAIM, COMPLETE, RUN, SLEEP, STORE, Life, timed
 from idempotent.processing.turns import RETRY_S as TURN_RETRY_S
 from idempotent.processing.turns import SUSPECT_DEATHS, turns
 from idempotent.values import changed
@@ -59,7 +59,10 @@ def process_one(binding: Binding, message: Message, request: ClaimRequest | None
             )
         except MessageError as error:
             return (yield from without_key(binding, message, error))
-        return (yield from _process(binding, message, request))
+        life = _process(binding, message, request)
+        if binding.observers.watch_times:
+            life = timed(life, binding.name, binding.stages, binding.observers)
+        return (yield from life)
     except BaseException:
         binding.protocol.abandon_all_of(owner)
         raise

@@ -8,11 +8,12 @@ A `ParkedLife` leaves its thread while it waits for a batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
 from operator import attrgetter
+from time import perf_counter
 from typing import Any, Final, Generic, TypeAlias, TypeVar, overload
 
 from idempotent.checkers.awaiting import Awaiting
@@ -21,6 +22,8 @@ from idempotent.checkers.batching.batcher import Wake
 from idempotent.checkers.batching.combiner import claim_call, combines, completion_call
 from idempotent.checkers.side_calls import ended, raise_first
 from idempotent.claims import ClaimRequest
+from idempotent.observe.events import Stage, Timed
+from idempotent.observe.observers import Observers
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -44,6 +47,9 @@ CLAIM_MANY: Final = 5
 """Claims the keys of a group: `claim_many(requests)`."""
 FINISH: Final = 6
 """Runs the handler to its end, also if its task is cancelled."""
+# Python 3.11 takes as long to look up an enum's member as to create a small object.
+_HANDLER: Final = Stage.HANDLER
+_LONE: Final = (Stage.CLAIM, Stage.COMPLETION)
 frame_of: Final = attrgetter("gi_frame")
 """The frame of a life; None: it has ended."""
 # The garbage collector must close the coroutine of a task that was dropped, and not first the life in it.
@@ -202,6 +208,61 @@ def part_of(
             resume = life.send
         except BaseException as error:
             resume, given = life.throw, error
+
+
+def timed(
+    life: Life[R],
+    name: str,
+    stages: Mapping[Callable[..., Any], tuple[Stage, bool]],
+    observers: Observers,
+) -> Life[R]:
+    """The steps of a life. At its end the observers are told how long some of them took: a handler also if it raised.
+
+    Args:
+        life: the life.
+        name: the consumer's name.
+        stages: by the function of a step, its stage, and whether its last argument is for many messages.
+        observers: those who are told.
+    """
+    send = life.send
+    resume: Callable[[Any], Step] = send
+    given: Any = None
+    ended: Step | None = None
+    began = 0.0
+    raised = False
+    times: list[Timed] = []
+    note = times.append
+    try:
+        while True:
+            # As `drive`: an interrupt in here is handed to the life, unless that has ended.
+            try:
+                if ended is not None:
+                    kind, function, arguments = ended
+                    ended = None
+                    if kind <= COMPLETE:
+                        if not raised:
+                            note((_LONE[kind], perf_counter() - began, 1))
+                    elif function in stages:
+                        stage, is_many = stages[function]
+                        if not raised or stage is _HANDLER:
+                            note((stage, perf_counter() - began, len(arguments[-1]) if is_many else 1))
+                    raised = False
+                step = resume(given)
+                ended, began = step, perf_counter()
+                given = yield step
+                resume = send
+            except StopIteration as stop:
+                if frame_of(life) is None:
+                    return stop.value  # type: ignore[no-any-return]
+                resume, given, raised = life.throw, stop, True
+            except BaseException as error:
+                if frame_of(life) is None:
+                    raise
+                resume, given, raised = life.throw, error, True
+    finally:
+        # The exception's traceback holds this frame: without this they would keep each other alive.
+        given = None
+        observers.timed(name, times)
 
 
 async def _claimed(claim: Callable[[T], Awaitable[R]], asked: T, came: list[asyncio.CancelledError]) -> R:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from idempotent.consumer import AnyConsumer
@@ -25,6 +25,8 @@ _LONG_S: Final = 60.0
 _MOST_NAMED: Final = 10
 # Python needs some calls for each group to make a traceback, and has a thousand.
 _MOST_GROUPS: Final = 50
+# Kinds of errors of which is known when their traceback was shown.
+_MOST_KINDS: Final = 1000
 # After so many looks at a store that does not answer, a person should know.
 _WAITS_TOO_OFTEN: Final = MAX_CHECKS - 1
 # How often to look for a handler that runs long, and how long that is.
@@ -43,12 +45,14 @@ class MessageLog:
 
     def __init__(self, *, redact: bool) -> None:
         self._redact = redact
+        self._traces = Traces()
         self._waits: defaultdict[tuple[str, Outcome, bool], LogThrottle] = defaultdict(LogThrottle)
 
     def not_acknowledged(self, consumer: AnyConsumer | None, message: Message, result: Result) -> None:
         """Log a delivery that was not acknowledged. `consumer`: None if no consumer has its subject.
 
-        The traceback comes with the first attempt, and with the last one, after which the message is dead.
+        The traceback comes with the first attempt, and with the last one, after which the message is dead; of errors of
+        one kind and place once a minute, and then with the number of those without.
         """
         error = result.error
         shown = (
@@ -64,9 +68,19 @@ class MessageLog:
                 )
         elif result.action is Action.DELAY:
             again = result.attempt is not None and result.attempt > 1
-            log.warning("message_failed", extra=extra, exc_info=None if again else shown)
+            left_out = None if again else self._traces.take("message_failed", extra["consumer"], shown)
+            log.warning(
+                "message_failed",
+                extra={**extra, "without_traceback": left_out or None},
+                exc_info=None if left_out is None else shown,
+            )
         else:
-            log.error("message_dead", extra=extra, exc_info=shown)
+            left_out = self._traces.take("message_dead", extra["consumer"], shown)
+            log.error(
+                "message_dead",
+                extra={**extra, "without_traceback": left_out or None},
+                exc_info=None if left_out is None else shown,
+            )
 
     def held(self, work: InFlightDelivery, result: Result) -> None:
         """Log a delivery that waits for its key or its store.
@@ -163,6 +177,31 @@ class MessageLog:
         ):
             return type(error).__name__
         return described(error)
+
+
+class Traces:
+    """Decides which lines have a traceback: a fault that a thousand messages meet is shown once a minute.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._throttles: dict[tuple[Any, ...], LogThrottle] = {}
+
+    def take(self, event: str, consumer: str, error: BaseException | None) -> int | None:
+        """How many lines about such errors had no traceback since the last one that had; None: this one has none."""
+        if error is None:
+            return None
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno)
+        kind = (event, consumer, type(error), place)
+        if kind not in self._throttles and len(self._throttles) >= _MOST_KINDS:
+            self._throttles.clear()
+        return self._throttles.setdefault(kind, LogThrottle(self._clock)).take()
 
 
 def _names(consumer: AnyConsumer | None, message: Message) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from idempotent.consumer import AnyConsumer
 from idempotent.logs import EventLog
 from idempotent.message import Message
+from idempotent.observe.events import Stage
 from idempotent.observe.observers import Observers
 from idempotent.outcomes import ACK, Outcome, Result
 from idempotent.worker.holds import InFlightDelivery
@@ -96,7 +98,10 @@ class Settling:
         observers = self._observers
         if observers.watch_settling:
             observers.settling(delivery.message, result)
+        began = time.perf_counter() if observers.watch_times else None
         self._adapter.settle(delivery, result)
+        if began is not None and consumer is not None:
+            observers.timed(consumer.name, ((Stage.SETTLE, time.perf_counter() - began, 1),))
         self._outcomes[result.outcome] += 1
         if result.action is not ACK:
             self._log.not_acknowledged(consumer, delivery.message, result)

@@ -1,4 +1,7 @@
-"""A worker's threads for its stores. StoreWatch: asks whether they take keys. ExpiredKeys: deletes expired ones."""
+"""A worker's threads for its stores.
+
+StoreWatch asks whether they take keys, ExpiredKeys deletes expired ones, and StoreSurvey counts those that wait.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,17 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final, Self
 
+from idempotent.admin import StoreStats, WaitingKeys
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.leading import is_ours
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.claims import ClaimRequest
-from idempotent.errors import StoreBusyError, StoreUnavailableError
+from idempotent.consumer import AnyConsumer
+from idempotent.errors import StoreBusyError, StoreUnavailableError, described
 from idempotent.keys import KeySpace
 from idempotent.logs import EventLog
+from idempotent.observe.counting import StoreMeasures, stores
+from idempotent.observe.log_lines import LogThrottle
 from idempotent.worker.pause_watch import PauseWatch
 
 log = EventLog(__name__)
@@ -30,6 +38,9 @@ _TRIALS: Final = KeySpace("idempotent", "trial")
 # Of the deletions.
 _FIRST_AFTER_S: Final = 60.0
 _JITTER: Final = 0.1
+_MEASURE_S: Final = 15.0
+# So many times as long as a measure takes, no other one is taken.
+_REST: Final = 100
 
 
 class StoreWatch:
@@ -214,3 +225,94 @@ class ExpiredKeys:
             return
         if deleted is not None:
             log.info("gc_done", extra={"checker": type(checker).__name__, "deleted": deleted})
+
+
+class StoreSurvey:
+    """A context manager: inside, the store of every checker is measured each fifteen seconds, by one process at a time.
+
+    A measure reads each key of the store that is not done, which takes an SQL database a look at every key. One that
+    takes long comes less often: a hundredth of the time is spent on measuring.
+
+    Args:
+        consumers: those whose checkers' stores are measured.
+        measures: gets the measures. If nobody wants them, nothing is measured.
+    """
+
+    def __init__(self, consumers: Collection[AnyConsumer], measures: StoreMeasures = stores) -> None:
+        """Start nothing yet."""
+        self._measures = measures
+        self._stores: dict[str, MeasuredStore] = {}
+        self._thread = RepeatingThread(self._measure_all, "idempotent-measures", 0.0, pause_s=_MEASURE_S)
+        if measures.wanted:
+            for consumer in consumers:
+                checker = consumer.checker
+                store = self._stores.setdefault(checker.store_name, MeasuredStore(checker, measures))
+                store.consumers.add(consumer.name)
+
+    def __enter__(self) -> None:
+        if self._stores:
+            self._thread.start()
+
+    def __exit__(self, *_error: object) -> None:
+        self._thread.stop(_LAST_WAIT_S)
+        for store in self._stores.values():
+            store.give_up()
+
+    def _measure_all(self) -> None:
+        for store in self._stores.values():
+            store.look()
+
+
+class MeasuredStore:
+    """One store of a worker.
+
+    Args:
+        checker: one of those that use it.
+        measures: gets its measures.
+
+    Attributes:
+        consumers: those of the worker, `subject:group`: what they have begins at 0.
+    """
+
+    def __init__(self, checker: AbstractIdempotentChecker, measures: StoreMeasures) -> None:
+        """Measure nothing yet."""
+        self.consumers: set[str] = set()
+        self._checker = checker
+        self._measures = measures
+        self._lead = checker.lead("metrics") if checker.is_shared else None
+        self._next = 0.0
+        self._failures = LogThrottle()
+
+    def look(self) -> None:
+        """Measure the store, if it is time, and no other process does."""
+        try:
+            if self._lead is not None and not self._lead.take():
+                self._measures.forget(self._checker.store_name)
+            elif time.monotonic() >= self._next:
+                self._measure()
+        except Exception as error:  # also that of a checker of the application
+            more = self._failures.take()
+            if more is not None:
+                about = {"store": self._checker.store_name, "error": described(error), "more": more}
+                log.warning("store_not_measured", extra=about)
+
+    def _measure(self) -> None:
+        began = time.monotonic()
+        try:
+            stats = self._checker.admin().measure()
+        finally:
+            took_s = time.monotonic() - began
+            wait_s = max(_MEASURE_S, took_s * _REST)
+            self._next = began + took_s + wait_s - _MEASURE_S / 2  # the thread looks each fifteen seconds
+        self._measures.measured(self._checker.store_name, self._named(stats), 4 * wait_s)
+
+    def give_up(self) -> None:
+        """Let another process measure it."""
+        self._measures.forget(self._checker.store_name)
+        if self._lead is not None:
+            self._lead.give_up()
+
+    def _named(self, stats: StoreStats) -> StoreStats:
+        """The measure, with zeros for the worker's consumers, and without the library's own keys."""
+        theirs = {name: keys for name, keys in stats.consumers.items() if not is_ours(name)}
+        return StoreStats(dict.fromkeys(self.consumers, WaitingKeys(0, 0, 0.0)) | theirs, stats.expired)

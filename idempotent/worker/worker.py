@@ -13,7 +13,9 @@ from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError, StoreBusyError
 from idempotent.logs import EventLog
 from idempotent.message import Message
+from idempotent.observe.counting import stores
 from idempotent.observe.log_lines import about_message
+from idempotent.observe.running import workers
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.results import STORE_RETRY_S
 from idempotent.registry import Registry
@@ -21,23 +23,15 @@ from idempotent.validation import flag, seconds, seconds_or_none, whole
 from idempotent.worker import options
 from idempotent.worker.capacity import Capacity
 from idempotent.worker.handlers import Done, HandlerPool, LoopPlace
-from idempotent.worker.health_file import (
-    CONNECTING,
-    READY,
-    STORE,
-    WAITING,
-    checked_health_file,
-    long_messages,
-    paused_ones,
-    waiting_for,
-)
+from idempotent.worker.health import Health, InHand
+from idempotent.worker.health_file import CONNECTING, READY, STORE, WAITING, checked_health_file
 from idempotent.worker.holds import Holds, InFlightDelivery
 from idempotent.worker.message_log import LongMessages, MessageLog
 from idempotent.worker.options import check_dead_letters, routes, unknown_subject
 from idempotent.worker.pause_watch import PauseWatch
 from idempotent.worker.process import in_thread, on_stop_signal, relaxed_python_gc
 from idempotent.worker.settling import Settling, WorkerSummary
-from idempotent.worker.store_watch import ExpiredKeys, StoreWatch
+from idempotent.worker.store_watch import ExpiredKeys, StoreSurvey, StoreWatch
 
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter, Delivery
@@ -48,6 +42,7 @@ log = EventLog(__name__)
 _BUSY_WAIT_S: Final = 0.05
 _IDLE_WAIT_S: Final = 0.2
 _LAST_WAIT_S: Final = 1.0
+_BACKLOG_S: Final = 15.0
 # How long tasks that are cancelled have to free their claims.
 _CANCEL_S: Final = 2.0
 
@@ -167,6 +162,9 @@ class Worker:
         services: context managers that are entered while the worker works, and left, last first, when it has drained.
         on_result: called in the thread of `run` with each settled message and its result.
 
+    Attributes:
+        health: whether it lives and is ready, and what it runs, for a `HealthServer`.
+
     Raises:
         ConfigurationError: an option is of another type or out of its range.
     """
@@ -199,7 +197,7 @@ class Worker:
         self._services = options.checked_services(services, adapter)
         self._log = MessageLog(redact=flag(redact, "redact"))
         self._settling = Settling(adapter, registry.observers, self._log, options.checked_callback(on_result))
-        self._health = checked_health_file(health_file)
+        self.health: Final = Health(checked_health_file(health_file))
         self._pool = HandlerPool(whole(concurrency, "concurrency"), batch_size, adapter.wake)
         self._long = LongMessages(self._pool, self._log)
         self._holds = Holds()
@@ -213,6 +211,7 @@ class Worker:
         self._routes: Mapping[str, AnyConsumer] = {}
         self._unrecorded = UnrecordedSteps(())
         self._abandoned = 0
+        self._backlog_at = 0.0
         self._crash: BaseException | None = None
         # Plain flags: a signal handler sets them and may take no lock.
         self._started = self._stopping = self._without_drain = False
@@ -259,16 +258,19 @@ class Worker:
         self._pauses = PauseWatch(consumers)
         self._stores = StoreWatch(checkers, pauses=self._pauses, fail_fast=self._fail_fast)
         self._unrecorded = UnrecordedSteps(checkers)
-        expired = ExpiredKeys(checkers, self._gc_interval_s)
+        expired, survey = ExpiredKeys(checkers, self._gc_interval_s), StoreSurvey(consumers)
+        in_hand = self._in_hand = InHand(self._pool, self._holds, self._routes, lambda: self.paused)
+        self.health.begin(in_hand)
         self._capacity.serve(consumers)
         with on_stop_signal(self._on_signal), relaxed_python_gc(self._capacity.total), self._stores:
             try:
+                workers.add(in_hand.load)
                 self._adapter.capacity = self._capacity.largest
                 self._close(self._pauses.closed)
                 self._adapter.open(consumers)
                 log.info("worker_started", extra={"consumers": [consumer.name for consumer in consumers]})
                 self._pool.start(consumers, place)
-                with inside((expired, *self._services)):
+                with inside((expired, survey, *self._services)):
                     try:
                         self._work()
                     finally:
@@ -276,8 +278,8 @@ class Worker:
             finally:
                 self._pool.close(_LAST_WAIT_S)
                 self._adapter.close()
-                if self._health is not None:
-                    self._health.remove()
+                workers.remove(in_hand.load)
+                self.health.end()
         summary = self._settling.summary(self._abandoned, len(self._unrecorded))
         log.info("worker_stopped", extra=summary.as_extra())
         if self._crash is not None:
@@ -321,14 +323,23 @@ class Worker:
 
     def _beat(self) -> None:
         self._long.look()
-        if self._health is not None:
-            connected = self._adapter.connected
-            word = (READY if self._stores.ready else STORE) if connected else CONNECTING
-            waits_for = self._adapter.waits_for
-            if waits_for is not None and not connected:
-                word = WAITING
-            more = f"{long_messages(self._long.count)}{waiting_for(waits_for)}{paused_ones(self.paused)}"
-            self._health.beat(f"{word}{more}")
+        connected, waits_for = self._adapter.connected, self._adapter.waits_for
+        word = (READY if self._stores.ready else STORE) if connected else CONNECTING
+        if waits_for is not None and not connected:
+            word = WAITING
+        self._look_at_backlog()
+        self.health.beat(word, long=self._long.count, waits_for=waits_for, paused=self.paused)
+
+    def _look_at_backlog(self) -> None:
+        """Ask the broker how many messages wait, if metrics want it."""
+        now = time.monotonic()
+        if not stores.wanted or now < self._backlog_at:
+            return
+        self._backlog_at = now + _BACKLOG_S
+        found = self._adapter.backlog() if self._adapter.connected else {}
+        self._in_hand.backlog = {
+            self._routes[subject].name: count for subject, count in found.items() if subject in self._routes
+        }
 
     @property
     def paused(self) -> frozenset[str]:

@@ -19,7 +19,7 @@ from idempotent import Consumer, Message, Registry
 from idempotent.checkers import MemoryChecker, RedisChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.migrations import upgrade
-from idempotent.observe import Observer, counters
+from idempotent.observe import Counters, Observer, counters
 from idempotent.observe.otel import OpenTelemetry
 from idempotent.outcomes import Result
 from tests.bench.contest import SUBJECT, Contender, Work, in_batches, one_by_one
@@ -28,6 +28,7 @@ CheckerFactory = Callable[[], AbstractIdempotentChecker]
 
 BATCHES: Final = (1, 10, 100, 500)
 THREADS: Final = (1, 4)
+MEASURED: Final = "MemoryChecker, durations"
 
 # The effect of a transactional handler: what a business would keep of a message.
 effects = Table(
@@ -109,7 +110,7 @@ def _many(consumer: Consumer, messages: Sequence[Message]) -> None:
 
 
 def memory() -> list[Contender]:
-    """MemoryChecker, and with OpenTelemetry."""
+    """MemoryChecker; also with the times of its stages, as with `--metrics-port`, and with OpenTelemetry."""
     traced = [
         contender(
             "Memory", f"MemoryChecker, {sdk}", MemoryChecker, batch=batch, observers=partial(_traced, is_on)
@@ -117,7 +118,14 @@ def memory() -> list[Contender]:
         for sdk, is_on in (("OpenTelemetry without an SDK", False), ("OpenTelemetry", True))
         for batch in (1, 100)
     ]
-    return [*_all("Memory", "MemoryChecker", MemoryChecker), *traced]
+    measured = contender("Memory", MEASURED, MemoryChecker, observers=_measuring)
+    return [*_all("Memory", "MemoryChecker", MemoryChecker), measured, *traced]
+
+
+def _measuring() -> Sequence[Observer]:
+    measuring = Counters()
+    measuring.durations  # noqa: B018 - they are measured from now on
+    return (measuring,)
 
 
 @cache

@@ -10,6 +10,7 @@ from tests.bench.bare import WHO as BY_HAND
 from tests.bench.brokers import BARE, REDIS, SECOND_HALF, TRANSACTIONAL
 from tests.bench.brokers import BY_HAND as CLIENT_BY_HAND
 from tests.bench.brokers.rounds import BATCH
+from tests.bench.checkers import MEASURED
 from tests.bench.crowd import targets as of_crowds
 from tests.bench.figures import Figures, faster, slower
 from tests.bench.functions.contenders import BY_HAND as REQUEST_BY_HAND
@@ -45,6 +46,13 @@ def targets() -> Iterator[Target]:
     """Every row, in the order of the design."""
     yield Target(
         "decorated call with MemoryChecker, over the bare handler", Goal.AT_MOST, 10, "us", _overhead
+    )
+    yield Target(
+        "durations of a call with MemoryChecker, over one that is not measured",
+        Goal.AT_MOST,
+        3,
+        "us",
+        _durations,
     )
     yield from _of_redis()
     for where in _SQL:
@@ -90,6 +98,11 @@ def targets() -> Iterator[Target]:
 def _overhead(figures: Figures) -> float | None:
     ours, bare = figures.find("Memory", "MemoryChecker"), figures.find("Memory", BY_HAND)
     return ours.message_us - bare.message_us if ours and bare else None
+
+
+def _durations(figures: Figures) -> float | None:
+    measured, plain = figures.find("Memory", MEASURED), figures.find("Memory", "MemoryChecker")
+    return measured.message_us - plain.message_us if measured and plain else None
 
 
 def _of_functions() -> Iterator[Target]:

@@ -262,3 +262,22 @@ def test_long_consumers_are_told_apart_and_their_texts_lead_back(store, admin):
         for record in records.values():
             assert key_from_text(record.text).hash == record.hash
             assert admin.get(key_from_text(record.text)).status is record.status
+
+
+def test_a_measure_counts_what_a_person_may_have_to_look_at(store, admin):
+    assert not admin.measure().consumers
+    fill(store)
+    live(store, BILLING.key("another live one"))
+    done(store, BILLING.key("old"), retention_s=5.0)
+    waits = store.leased()
+    claim = waits.protocol.claim(ClaimRequest(BILLING.key("waits for its backoff"))).claim
+    waits.protocol.release(claim, Failure("no", 5, backoff=Backoff(3600.0, 3600.0)))
+    measured = admin.measure()
+    assert measured.expired == 0
+    billing, mail = measured.consumers[BILLING.name], measured.consumers[MAIL.name]
+    assert (billing.dead, billing.lapsed) == (1, 1)
+    assert 0 < billing.oldest_claim_s < 3600
+    assert (mail.dead, mail.lapsed, mail.oldest_claim_s) == (1, 0, 0)
+    store.age(60.0)
+    # Redis has deleted it by itself.
+    assert admin.measure().expired == (0 if store.kind == "redis" else 1)

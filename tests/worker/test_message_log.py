@@ -14,6 +14,7 @@ from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
 from idempotent.errors import DoomedTransactionError, StoreUnavailableError
 from idempotent.policy import Backoff
+from idempotent.worker.message_log import Traces
 from tests.support.logs import logged
 from tests.worker.running import SUBJECT, Running, emptying, publish, until
 
@@ -278,3 +279,35 @@ def test_an_exception_whose_text_fails_costs_only_its_text(
     assert vars(line)["error"] == "Odd: (its message cannot be shown)"
     (letter,) = broker.dead_letters(SUBJECT)
     assert letter.reason == "Odd: (its message cannot be shown)"
+
+
+def test_a_fault_that_many_messages_meet_is_shown_once_a_minute(
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    @registry.consumer(SUBJECT, checker=MemoryChecker(), max_attempts=2, backoff=SOON)
+    def handle(message: Message) -> None:
+        if message.id == "odd":
+            raise KeyError(message.id)
+        raise ValueError(f"no account of {message.id}")
+
+    publish(broker, *range(20), "odd")
+    emptying(registry, broker).run()
+    for event in ("message_failed", "message_dead"):
+        shown = [line.exc_info[0] for line in lines(caplog, event) if line.exc_info]
+        assert sorted(shown, key=str) == [KeyError, ValueError]
+    assert len(lines(caplog, "message_dead")) == 21
+
+
+def test_after_a_minute_the_next_traceback_says_how_many_lines_had_none() -> None:
+    now = [0.0]
+    traces = Traces(clock=lambda: now[0])
+
+    def line() -> int | None:
+        try:
+            raise ValueError("no such account")  # noqa: TRY301
+        except ValueError as error:
+            return traces.take("message_failed", "orders:billing", error)
+
+    assert [line() for _ in range(3)] == [0, None, None]
+    now[0] += 61.0
+    assert line() == 2

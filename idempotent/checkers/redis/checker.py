@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, tee
 from typing import Any, Final
 
-from idempotent.admin import Finding, KeyAdmin, KeyFilter, KeyRecord, KeyStats, counted
+from idempotent.admin import Finding, KeyAdmin, KeyFilter, KeyRecord, KeyStats, StoreStats, counted, measured
 from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.judging import known
 from idempotent.checkers.redis.findings import redis_findings
@@ -104,6 +104,10 @@ class RedisChecker(AbstractIdempotentChecker):
     def command_options(self) -> str:
         url = "env:VARIABLE" if self._url is None else url_word(self._url)
         return f"--url {url} --prefix {shlex.quote(self.store.names.prefix.decode())}"
+
+    @property
+    def store_name(self) -> str:
+        return f"redis://{self.store.where.partition(' as ')[0]}/{self.store.names.prefix.decode()}"
 
     def admin(self) -> KeyAdmin:
         return RedisKeyAdmin(self.store, self._retention_us)
@@ -249,6 +253,9 @@ class RedisKeyAdmin(KeyAdmin):
     def stats(self) -> builtins.list[KeyStats]:
         return counted(self._records(HEAD_BYTES))
 
+    def measure(self) -> StoreStats:
+        return measured(self._records(HEAD_BYTES, without_done=True))
+
     def reopen(self, record: KeyRecord) -> bool:
         return self._resolve(record, b"reopen")
 
@@ -260,11 +267,12 @@ class RedisKeyAdmin(KeyAdmin):
         seen = (record.fence, int(record.status), record.update_at_us)
         return bool(self._store.run(self._resolves, [name], (*seen, decision)))
 
-    def _records(self, last_byte: int) -> Iterator[KeyRecord]:
+    def _records(self, last_byte: int, *, without_done: bool = False) -> Iterator[KeyRecord]:
         names = self._names()
         # SCAN may return a key twice, in the same call or the next one.
-        while page := builtins.list(dict.fromkeys(islice(names, _PAGE))):
-            yield from self._read(page, last_byte)
+        size = _SCAN_COUNT if without_done else _PAGE
+        while page := builtins.list(dict.fromkeys(islice(names, size))):
+            yield from self._read(page, last_byte, without_done=without_done)
 
     def _names(self) -> Iterator[bytes]:
         prefix = re.sub(rb"([\\*?\[\]^])", rb"\\\1", self._store.names.prefix)
@@ -275,10 +283,12 @@ class RedisKeyAdmin(KeyAdmin):
                 if self._store.names.hash_of(encoded) is not None:
                     yield encoded
 
-    def _read(self, names: builtins.list[bytes], last_byte: int) -> Iterator[KeyRecord]:
+    def _read(
+        self, names: builtins.list[bytes], last_byte: int, *, without_done: bool = False
+    ) -> Iterator[KeyRecord]:
         for positions in self._store.together(names):
             part = [names[at] for at in positions]
-            now_us, *values = self._store.run(_READ, part, [last_byte])
+            now_us, *values = self._store.run(_READ, part, [last_byte, int(without_done)])
             for at, name in enumerate(part):
                 value, failure = values[2 * at : 2 * at + 2]
                 if value:  # a key that was released or expired since the scan has none

@@ -87,6 +87,10 @@ class SqlChecker(AbstractIdempotentChecker):
     def command_options(self) -> str:
         return self.store.command_options
 
+    @property
+    def store_name(self) -> str:
+        return self.store.name
+
     def admin(self) -> KeyAdmin:
         return SqlKeyAdmin(self.store, self.retention_s)
 

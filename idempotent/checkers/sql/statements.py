@@ -61,6 +61,14 @@ class Durations:
         return None if self.dead_retention_s is None else microseconds(self.dead_retention_s)
 
 
+def expired_keys(now: str) -> str:
+    """The condition of what gc deletes: never a key in progress of a consumer that parks, and never a live lease."""
+    return (
+        f"expires_at < {now} AND (status >= {KeyStatus.DONE:d} OR"
+        f" (status <> {KeyStatus.IN_PROGRESS_PARK:d} AND lease_until < {now}))"
+    )
+
+
 class Statements:
     """The statements over one key table.
 
@@ -102,11 +110,7 @@ class Statements:
         )
         self.hold: Final = dialect.markers(self._hold())
         self.forget_mine: Final = self._delete(mine)
-        # Never a key in progress of a consumer that parks, and never a live lease.
-        expired = (
-            f"expires_at < {now} AND (status >= {KeyStatus.DONE:d} OR"
-            f" (status <> {KeyStatus.IN_PROGRESS_PARK:d} AND lease_until < {now}))"
-        )
+        expired = expired_keys(now)
         self.expired: Final = dialect.markers(
             f"SELECT key_hash, {now} FROM {table} WHERE {expired} ORDER BY expires_at LIMIT ?"
         )

@@ -10,10 +10,19 @@ from typing import Any, Final
 from sqlalchemy import MetaData
 from sqlalchemy.engine import URL
 
-from idempotent.admin import NEVER_US, PAUSES_HEAD, KeyAdmin, KeyFilter, KeyRecord, KeyStats
+from idempotent.admin import (
+    NEVER_US,
+    PAUSES_HEAD,
+    KeyAdmin,
+    KeyFilter,
+    KeyRecord,
+    KeyStats,
+    StoreStats,
+    WaitingKeys,
+)
 from idempotent.checkers.judging import stored_deaths
 from idempotent.checkers.sql.keytable import KeyTable
-from idempotent.checkers.sql.statements import IN_PROGRESS, Durations, done, microseconds
+from idempotent.checkers.sql.statements import IN_PROGRESS, Durations, done, expired_keys, microseconds
 from idempotent.claims import NOBODY, KeyStatus
 from idempotent.keys import SHOWN, Key
 from idempotent.observe.counting import CountEvent
@@ -23,13 +32,15 @@ from idempotent.stores.sql.connections import AwaitedConnections, Connections
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.stores.sql.engines import AnyEngine, engine_from
-from idempotent.stores.sql.faults import options_for
+from idempotent.stores.sql.faults import name_of, options_for
 from idempotent.stores.sql.sockets import LONGEST_S
 
 # Of the admin. A stored result may take 1 MB, so a page is small.
 PAGE: Final = 200
 _K: Final = f"SUBSTR(k, 1, {SHOWN})"
 _IS_NO_PAUSE: Final = f"SUBSTR({{0}}k, 1, {len(PAUSES_HEAD)}) <> '{PAUSES_HEAD}'".format
+MOST_EXPIRED: Final = 100_000
+"""Expired keys that a measure counts at most."""
 # The consumer in `k`, with the ':' after it: with it, a collation that ignores trailing blanks still separates "b" and
 # "b ".
 _CONSUMER: Final = {
@@ -95,6 +106,11 @@ class SqlStore:
     def command_options(self) -> str:
         """The options that name these tables to a command, as a person types them."""
         return options_for(self.engine, self.table, self.schema)
+
+    @property
+    def name(self) -> str:
+        """Where these tables are, without a user or a password."""
+        return name_of(self.engine, self.table, self.schema)
 
     @property
     def has_one_writer(self) -> bool:
@@ -178,6 +194,19 @@ class SqlKeyAdmin(KeyAdmin):
         # Sorted here, because the databases order text differently.
         return sorted(counted, key=lambda stats: (stats.consumer, stats.status))
 
+    def measure(self) -> StoreStats:
+        # Each statement reads one snapshot, and neither locks a row. The time is a parameter, because no index is used
+        # to compare with a clock that goes on meanwhile.
+        ((now,),) = self._query(self._sql.now)
+        waiting = {
+            consumer.removesuffix(":"): WaitingKeys(
+                int(dead), int(lapsed), 0.0 if oldest is None else max(int(now) - int(oldest), 0) / 1e6
+            )
+            for consumer, dead, lapsed, oldest in self._query(self._sql.waiting, (int(now),))
+        }
+        ((expired,),) = self._query(self._sql.expired, (int(now), int(now)))
+        return StoreStats(waiting, int(expired))
+
     def reopen(self, record: KeyRecord) -> bool:
         def delete(driver: DriverConnection) -> bool:
             if execute(driver, self._sql.reopen, _seen(record)) != 1:
@@ -230,6 +259,20 @@ class _AdminStatements:
             f"SELECT {_CONSUMER[dialect.name]} AS consumer, status, COUNT(*),"
             f" SUM(CASE WHEN {self._lapsed} THEN 1 ELSE 0 END), MIN(update_at)"
             f" FROM {table} WHERE {_IS_NO_PAUSE('')} GROUP BY 1, 2"
+        )
+        claimed = f"{IN_PROGRESS} AND owner <> {nobody}"
+        self.now: Final = f"SELECT {now}"
+        self.waiting: Final = dialect.markers(
+            f"SELECT {_CONSUMER[dialect.name]} AS consumer,"
+            f" SUM(CASE WHEN status = {KeyStatus.DEAD:d} THEN 1 ELSE 0 END),"
+            f" SUM(CASE WHEN {claimed} AND lease_until < ? THEN 1 ELSE 0 END),"
+            f" MIN(CASE WHEN {claimed} THEN update_at END)"
+            f" FROM {table} WHERE status <> {KeyStatus.DONE:d} GROUP BY 1"
+        )
+        # By the index of expiries, and no further than what many runs of gc would delete.
+        self.expired: Final = dialect.markers(
+            f"SELECT COUNT(*) FROM (SELECT 1 AS one FROM {table} WHERE {expired_keys('?')}"
+            f" LIMIT {MOST_EXPIRED}) AS e"
         )
 
     def some(self, count: int) -> str:

@@ -116,6 +116,10 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         return self.store.command_options
 
     @property
+    def store_name(self) -> str:
+        return self.store.name
+
+    @property
     def is_async(self) -> bool:
         return self.store.is_async
 
@@ -263,7 +267,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         return transaction.argument(kind) if known is None else known
 
     @cached_property
-    def _gc_leader(self) -> SqlChecker:
+    def _leader(self) -> SqlChecker:
         # A transaction would lock out the deletes; a leased key does not.
         return SqlChecker(
             self.store.engine, table=self.store.table, schema=self.store.schema, lease_s=_GC_LEASE_S
@@ -275,7 +279,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
     def close(self) -> None:
         super().close()
         self._transactions.close()
-        self._gc_leader.close()
+        self._leader.close()
         self.store.close()
 
 

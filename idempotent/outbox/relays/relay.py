@@ -25,7 +25,8 @@ from idempotent.outbox.wakes import Listener, can_listen
 from idempotent.policy import Backoff
 from idempotent.schema import LANE_BYTES
 from idempotent.validation import choice, flag, seconds, whole
-from idempotent.worker.health_file import CONNECTING, READY, STORE, HealthFile, checked_health_file
+from idempotent.worker.health import Health
+from idempotent.worker.health_file import CONNECTING, READY, STORE, checked_health_file
 
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter
@@ -116,7 +117,9 @@ class Relay:
             DestinationRelay(outbox, name, adapter, owner, settings, watching)
             for name, adapter in publishers.items()
         ]
-        self._watch = Watch(self._destinations, checked_health_file(health_file))
+        self.health: Final = Health(checked_health_file(health_file))
+        """Whether it lives and is ready, for a `HealthServer`."""
+        self._watch = Watch(self._destinations, self.health)
         self._survey = Survey(outbox, sorted(publishers), watching)
         self._running: ExitStack | None = None
         self._stopping = threading.Event()
@@ -239,10 +242,10 @@ class Watch:
 
     Args:
         destinations: those that it publishes to.
-        health: the file for probes; None: none.
+        health: that of the relay.
     """
 
-    def __init__(self, destinations: Sequence[DestinationRelay], health: HealthFile | None) -> None:
+    def __init__(self, destinations: Sequence[DestinationRelay], health: Health) -> None:
         self._destinations = destinations
         self._health = health
         self._thread = RepeatingThread(self._look, "idempotent-relay-watch", _LOOK_S)
@@ -253,14 +256,13 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and remove the health file."""
+        """End."""
         self._thread.stop(None)  # a look that is under way must not make the file again
-        if self._health is not None:
-            self._health.remove()
+        self._health.end()
 
     def _look(self) -> None:
         words = [self._word(each) for each in self._destinations]
-        if self._health is not None and None not in words:
+        if None not in words:
             self._health.beat(next(word for word in (STORE, CONNECTING, READY) if word in words))
 
     def _word(self, destination: DestinationRelay) -> str | None:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, Final
 from urllib.parse import quote
 
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import URL, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -344,6 +344,13 @@ def options_for(engine: Engine, table: str, schema: str | None = None) -> str:
     known = schema is None or schema == by_url
     where = shlex.quote(table if known else f"{schema}.{table}")
     return f"--url {url_word(url.render_as_string(hide_password=False))} --table {where}"
+
+
+def name_of(engine: Engine, table: str, schema: str | None = None) -> str:
+    """These tables in one word: `postgresql://host:5432/shop/orders_keys`, without a user or a password."""
+    url = engine.get_execution_options().get(LOOKS_ELSEWHERE, (engine.url, schema))[0]
+    where = URL.create(url.get_backend_name(), None, None, url.host, url.port, url.database)
+    return f"{where.render_as_string()}/{table if schema is None else f'{schema}.{table}'}"
 
 
 def in_own_history(missing: Iterable[str], table: str) -> str:

@@ -223,5 +223,5 @@ class _Interrupted(AbstractIdempotentChecker):
         return self._checker._garbage_collect(limit)
 
     @property
-    def _gc_leader(self) -> AbstractIdempotentChecker:
-        return self._checker._gc_leader  # noqa: SLF001 - the same lock as the checker's
+    def _leader(self) -> AbstractIdempotentChecker:
+        return self._checker._leader  # noqa: SLF001 - the same lock as the checker's

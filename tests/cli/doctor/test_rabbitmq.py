@@ -56,11 +56,12 @@ def test_the_module_names_the_queues_and_nothing_is_made_consumed_or_changed(cli
     rabbit.declare(f"{queue}.dead")
     rabbit.send(Message(queue, b"1"), Message(f"{queue}.dead", b"2"))
     (project / "doctor_shop.py").write_text(
-        f"from idempotent import consumer\n@consumer({queue!r}, group='billing', checker='db')\n"
+        f"from idempotent import Registry\nregistry = Registry()\n"
+        f"@registry.consumer({queue!r}, group='billing', checker='db')\n"
         "def on_paid(message): ...\n"
     )
     before = _queues(rabbit, queue)
-    answer = cli("doctor", "doctor_shop", "--broker", rabbit.url, "--json")
+    answer = cli("doctor", "doctor_shop:registry", "--broker", rabbit.url, "--json")
     assert levels(answer, f"dead letters wait in {queue}.dead: 1") == ["warning"]
     assert _queues(rabbit, queue) == before == {queue: 1, f"{queue}.dead": 1}
 

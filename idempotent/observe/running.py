@@ -1,0 +1,74 @@
+"""Load: what handlers of this process have in hand. `workers` knows all of its workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
+
+from idempotent.values import value
+
+N = TypeVar("N", int, float)
+
+
+@value
+class Load:
+    """What a worker has in hand.
+
+    Attributes:
+        in_progress: handlers that run, by consumer (`subject:group`); a batch handler counts once for each message.
+        held: deliveries that wait to be checked again, by consumer.
+        longest_s: for how many seconds the handler has run that has run for longest, by consumer; 0: none runs.
+        backlog: messages that wait in the broker, by consumer, where that tells.
+        paused: 1 for a consumer that is paused, 0 for another one.
+    """
+
+    in_progress: Mapping[str, int]
+    held: Mapping[str, int]
+    longest_s: Mapping[str, float]
+    backlog: Mapping[str, int]
+    paused: Mapping[str, int]
+
+
+class Workers:
+    """The workers that run in this process."""
+
+    def __init__(self) -> None:
+        self._looks: tuple[Callable[[], Load], ...] = ()
+
+    def add(self, look: Callable[[], Load]) -> None:
+        """Ask this worker too, from now on."""
+        self._looks = (*self._looks, look)
+
+    def remove(self, look: Callable[[], Load]) -> None:
+        """Do not ask it any more."""
+        self._looks = tuple(each for each in self._looks if each != look)
+
+    def load(self) -> Load:
+        """The sums over all workers, with 0 for their idle consumers."""
+        loads = [look() for look in self._looks]
+        return Load(
+            in_progress=_sums(load.in_progress for load in loads),
+            held=_sums(load.held for load in loads),
+            longest_s=_largest(load.longest_s for load in loads),
+            backlog=_largest(load.backlog for load in loads),
+            paused=_largest(load.paused for load in loads),
+        )
+
+
+def _sums(counts: Iterable[Mapping[str, int]]) -> Mapping[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)  # keeps zeros
+    return total
+
+
+def _largest(values: Iterable[Mapping[str, N]]) -> Mapping[str, N]:
+    largest: dict[str, N] = {}
+    for each in values:
+        for name, found in each.items():
+            largest[name] = max(found, largest.get(name, found))
+    return largest
+
+
+workers: Final = Workers()
