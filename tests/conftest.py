@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from typing import Any, NoReturn, TypeVar
@@ -26,6 +27,7 @@ from tests.support.services import (
     PrivateMariaDb,
     PrivatePgBouncer,
     PrivatePostgres,
+    PrivatePrometheus,
     PrivateRabbitMq,
     PrivateRedis,
     PrivateServer,
@@ -203,6 +205,24 @@ def private_postgres(pytestconfig: pytest.Config) -> Iterator[Callable[..., Priv
 def private_pgbouncer(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivatePgBouncer]]:
     """`private_pgbouncer(url)` starts a pooler in transaction mode before the PostgreSQL server of a URL."""
     yield from _private(pytestconfig, PrivatePgBouncer)
+
+
+@pytest.fixture
+def private_prometheus(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivatePrometheus]]:
+    """`private_prometheus(*targets)` starts a Prometheus that scrapes `host:port` each second."""
+    yield from _private(pytestconfig, PrivatePrometheus)
+
+
+@pytest.fixture
+def promtool(pytestconfig: pytest.Config) -> Callable[..., None]:
+    """`promtool(*words)` runs Prometheus' tool, and fails the test with what it says."""
+    _require(pytestconfig, PrivatePrometheus)
+
+    def run(*words: object) -> None:
+        done = subprocess.run(["promtool", *map(str, words)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return run
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from tests.support.services.mariadb import PrivateMariaDb
 from tests.support.services.pool import Lender, ServicePool
 from tests.support.services.postgres import PrivatePgBouncer, PrivatePostgres
 from tests.support.services.process import PrivateServer, ServerFailedError
+from tests.support.services.prometheus import PrivatePrometheus
 from tests.support.services.rabbitmq import PrivateRabbitMq
-from tests.support.services.redis import PrivateRedis
-from tests.support.services.redis_database import own_redis_database
+from tests.support.services.redis import PrivateRedis, own_redis_database
 from tests.support.services.selection import Service, ServiceMissingError, is_required
 from tests.support.services.spares import SpareServers
 from tests.support.services.sql import own_database
@@ -37,6 +37,7 @@ __all__ = [
     "PrivateMariaDb",
     "PrivatePgBouncer",
     "PrivatePostgres",
+    "PrivatePrometheus",
     "PrivateRabbitMq",
     "PrivateRedis",
     "PrivateServer",

@@ -25,7 +25,7 @@ from tests.support.services import (
     PrivateServer,
 )
 from tests.support.services.process import runs
-from tests.support.services.redis_database import numbered, own_redis_database
+from tests.support.services.redis import numbered, own_redis_database
 from tests.support.services.tests.running import ROOT, query, run, runs_in, wait_for
 
 

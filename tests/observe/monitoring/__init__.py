@@ -1,0 +1,1 @@
+"""The alerts and the dashboard of docs/monitoring, with a real Prometheus."""
