@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 from urllib.parse import unquote
 
@@ -122,8 +122,23 @@ def pause_of(checker: AbstractIdempotentChecker, consumer: str) -> Pause | None:
     Raises:
         StoreError: the store did not answer.
     """
-    record = checker.admin().get(PAUSES.key(consumer))
-    return None if record is None or record.status is not KeyStatus.DEAD else _pause(record, consumer)
+    return pauses_of(checker, [consumer]).get(consumer)
+
+
+def pauses_of(checker: AbstractIdempotentChecker, consumers: Iterable[str]) -> dict[str, Pause]:
+    """The pauses of these consumers, those that are paused, after one look at the store.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
+    keys = {consumer: PAUSES.key(consumer) for consumer in consumers}
+    found = checker.admin().get_many([*keys.values()])
+    records = {consumer: found.get(key.hash) for consumer, key in keys.items()}
+    return {
+        consumer: _pause(record, consumer)
+        for consumer, record in records.items()
+        if record is not None and record.status is KeyStatus.DEAD
+    }
 
 
 def pauses_in(checker: AbstractIdempotentChecker) -> Iterator[Pause]:

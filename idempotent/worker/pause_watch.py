@@ -7,8 +7,9 @@ from typing import Final
 
 from idempotent.admin import Pause
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.checkers.pauses import can_pause, pause_of
+from idempotent.checkers.pauses import can_pause, pauses_of
 from idempotent.consumer import AnyConsumer
+from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.logs import EventLog
 from idempotent.policy import OnStoreError
 
@@ -48,10 +49,24 @@ class PauseWatch:
         """Ask the store of a checker, in one thread at a time. What changed is logged.
 
         Raises:
-            StoreError: the store did not answer.
+            StoreError: the store did not answer. If it is there, and does not say, its consumers go on.
         """
-        for consumer in self._of.get(checker, ()):
-            self._note(consumer, pause_of(checker, consumer.name))
+        consumers = self._of.get(checker, ())
+        if not consumers:
+            return
+        try:
+            found = pauses_of(checker, [consumer.name for consumer in consumers])
+        except StoreUnavailableError:
+            raise
+        except ConfigurationError:  # a checker of the application's, which cannot look keys up
+            self.is_silent(checker)
+            del self._of[checker]
+            return
+        except Exception:
+            self.is_silent(checker)
+            raise
+        for consumer in consumers:
+            self._note(consumer, found.get(consumer.name))
 
     def is_silent(self, checker: AbstractIdempotentChecker) -> None:
         """A store has not answered for long. Its consumers go on as if it had no pauses, until it says otherwise."""

@@ -14,7 +14,7 @@ from idempotent.adapters.files import FileAdapter
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.pauses import Pauses
 from idempotent.claims import ClaimRequest
-from idempotent.errors import StoreUnavailableError
+from idempotent.errors import ConfigurationError, StoreError, StoreUnavailableError
 from idempotent.keys import KeySpace
 from tests.support.logs import logged
 from tests.worker.running import SUBJECT, WAIT_S, Running, consumer_of, emptying, publish, until
@@ -227,3 +227,20 @@ def test_a_worker_that_stops_gives_back_what_waits_in_it(registry: Registry, bro
     worker.stop()
     assert running.join().summary.settled == 0
     assert broker.backlog(SUBJECT) == 5
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigurationError("no admin"), StoreError("no right"), TypeError("a bug")]
+)
+def test_a_store_that_cannot_say_what_is_paused_holds_nothing_up(
+    registry: Registry, broker: MemoryBroker, error: Exception
+) -> None:
+    class Mute(MemoryChecker):
+        def admin(self):
+            raise error
+
+    done: list[str] = []
+    consumer_of(registry, lambda message: done.append(str(message.id)), checker=Mute())
+    publish(broker, "1", "2")
+    assert emptying(registry, broker).run()[Outcome.PROCESSED] == 2
+    assert sorted(done) == ["1", "2"]
