@@ -56,6 +56,17 @@ def adapter_from_url(url: str, **options: Any) -> Adapter:
         raise ConfigurationError(str(error)) from error
 
 
+def letters_adapter_from_url(url: str) -> Adapter:
+    """Make an adapter that reads dead letters, to look at them or to return some.
+
+    Raises:
+        ConfigurationError, MissingExtraError: as `adapter_from_url`.
+    """
+    # Where letters wait for each other, as in Kafka's order by partition, one that stays hides those behind it.
+    in_no_order = {"ordering": "none"} if url.startswith("kafka:") and "ordering=" not in url else {}
+    return adapter_from_url(url, **in_no_order)
+
+
 def _options_from_query(query: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     """The options that a URL's query gives, converted to their types.
 

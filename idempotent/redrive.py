@@ -110,11 +110,15 @@ class LetterFilter:
         names: those with one of these `Letter.names`; empty: all.
         error: those of this group of errors; None: all.
         within_s: those whose key died in the last so many seconds, by the store's clock; None: all.
+        places: those at one of these places; empty: all.
+        died_by_us: not those whose key died after this time of the store; None: all.
     """
 
     names: frozenset[str] = frozenset()
     error: str | None = None
     within_s: float | None = None
+    places: frozenset[str] = frozenset()
+    died_by_us: int | None = None
 
     def matches(self, letter: Letter) -> bool:
         """Whether this letter is meant."""
@@ -122,9 +126,13 @@ class LetterFilter:
             return False
         if self.error is not None and letter.error != self.error:
             return False
+        dead = letter.dead
+        if self.places and letter.place not in self.places:
+            return False
+        if self.died_by_us is not None and dead is not None and dead.update_at_us > self.died_by_us:
+            return False
         if self.within_s is None:
             return True
-        dead = letter.dead
         return dead is not None and dead.now_us - dead.update_at_us <= self.within_s * 1_000_000
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import base64
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from shlex import quote
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
-from idempotent.adapters import adapter_from_url
 from idempotent.adapters.base import Adapter
+from idempotent.adapters.urls import letters_adapter_from_url
 from idempotent.claims import KeyStatus
 from idempotent.cli.exits import ExitCode, epilog
-from idempotent.cli.keys.view import moment, since, status_word
 from idempotent.cli.modules import consumer_at, consumers_at, register_checkers
 from idempotent.cli.options import (
     BrokerOption,
@@ -32,7 +31,6 @@ from idempotent.cli.options import (
 from idempotent.cli.stores import limit_waits
 from idempotent.cli.terminal.output import (
     confirm,
-    count,
     emit,
     note,
     plain,
@@ -45,6 +43,8 @@ from idempotent.cli.terminal.output import (
 from idempotent.consumer import AnyConsumer
 from idempotent.redrive import ALL, Letter, LetterFilter, drop, letters
 from idempotent.registry import Registry
+from idempotent.views.letters import ErrorGroup, by_error, died, in_full, row
+from idempotent.views.text import count
 
 _SHOWN_BODY: Final = 10_000
 _NO_LETTER: Final = "No such letter. RabbitMQ hides those that another command or client looks at."
@@ -92,11 +92,7 @@ def _broker(
         register_checkers(registry, checkers or ())
         for consumer in consumers:
             limit_waits(consumer.checker)
-        # Where letters wait for each other, as in Kafka's order by partition, one that stays hides those behind it.
-        in_no_order = (
-            {"ordering": "none"} if broker.startswith("kafka:") and "ordering=" not in broker else {}
-        )
-        yield lambda: adapter_from_url(broker, **in_no_order)
+        yield lambda: letters_adapter_from_url(broker)
     finally:
         registry.close()
 
@@ -153,12 +149,12 @@ def list_letters(
                     on_letter=lambda number: said(count(number, "letter")),
                 )
         rows = [
-            {**({"consumer": consumer.name} if len(consumers) > 1 or as_json else {}), **row}
+            {**({"consumer": consumer.name} if len(consumers) > 1 or as_json else {}), **shown}
             for consumer, theirs in found.items()
-            for row in (
-                _by_error(theirs, as_json=as_json)
+            for shown in (
+                [_group_row(each, as_json=as_json) for each in by_error(theirs)]
                 if by is By.ERROR
-                else [_row(each, as_json=as_json) for each in theirs]
+                else [row(each, as_json=as_json) for each in theirs]
             )
         ]
         show_rows(rows, as_json=as_json, otherwise=_NO_LETTER)
@@ -210,7 +206,7 @@ def show(
     if len(found) > 1 and not as_json:
         places = " ".join(plain(each.place) for each in found)
         note(f"The first of {count(len(found), 'letter')} of this name: {places}")
-    values = _in_full(one)
+    values = in_full(one)
     if as_json:
         emit(**values, **(_body_json(one.message.body) if body else {}))
         return
@@ -271,7 +267,7 @@ def drop_letters(
         confirm(f"Drop {count(len(found), 'letter')} of {consumer.name}? Their messages never run.", yes=yes)
         with progress("dropping", quiet=as_json) as said:
             # What died since then was not agreed to.
-            meant = LetterFilter(frozenset(each.place for each in found), error, within)
+            meant = replace(only, places=frozenset(each.place for each in found))
             dropped = drop(
                 consumer,
                 adapter(),
@@ -287,59 +283,15 @@ def drop_letters(
         raise typer.Exit(ExitCode.ATTENTION)
 
 
-def _by_error(found: Sequence[Letter], *, as_json: bool) -> list[dict[str, Any]]:
-    """A row for each group of errors, the largest first."""
-    groups: defaultdict[str, list[Letter]] = defaultdict(list)
-    for each in found:
-        groups[each.error].append(each)
-    rows = []
-    for error, members in sorted(groups.items(), key=lambda group: -len(group[1])):
-        died = [each for each in members if each.dead is not None]
-        first = min(died, key=_died_us, default=None)
-        last = max(died, key=_died_us, default=None)
-        rows.append(
-            {
-                "error": error,
-                "letters": len(members),
-                "dead_keys": len(died),
-                "first": None if first is None else _died(first, as_json=as_json),
-                "last": None if last is None else _died(last, as_json=as_json),
-                "reason": members[0].reason,
-            }
-        )
-    return rows
-
-
-def _row(letter: Letter, *, as_json: bool) -> dict[str, Any]:
+def _group_row(group: ErrorGroup[Letter], *, as_json: bool) -> dict[str, Any]:
     return {
-        "letter": letter.place if letter.key is None else str(letter.key),
-        "message_id": None if letter.message.id is None else str(letter.message.id),
-        "place": letter.place,
-        "key": None if letter.record is None else status_word(letter.record.status),
-        "died": _died(letter, as_json=as_json),
-        "attempts": letter.attempts or None,
-        "error": letter.error,
-        "reason": letter.reason,
+        "error": group.error,
+        "letters": len(group.members),
+        "dead_keys": group.dead_keys,
+        "first": died(group.first, as_json=as_json),
+        "last": died(group.last, as_json=as_json),
+        "reason": group.reason,
     }
-
-
-def _in_full(letter: Letter) -> dict[str, Any]:
-    message, record = letter.message, letter.record
-    sent = message.timestamp
-    return {
-        **_row(letter, as_json=True),
-        "undecodable": letter.undecodable,
-        "key_last_error": None if record is None else record.last_error,
-        "origin": letter.origin,
-        "sent": None if sent is None else sent.isoformat(timespec="seconds"),
-        "headers": {str(name): _readable(value) for name, value in message.headers.items()},
-        "body_bytes": None if message.body is None else len(message.body),
-    }
-
-
-def _readable(value: Any) -> Any:
-    """The value of a header, as JSON has it."""
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def _body_json(body: bytes | None) -> dict[str, str | None]:
@@ -357,18 +309,6 @@ def _say_body(body: bytes | None) -> None:
     say(f"{name.replace('_', ' ')}: {plain((text or '')[:_SHOWN_BODY])}")
     if len(text or "") > _SHOWN_BODY:
         note(f"The first {_SHOWN_BODY:,} characters; --json has all.")
-
-
-def _died_us(letter: Letter) -> int:
-    return letter.dead.update_at_us if letter.dead is not None else 0
-
-
-def _died(letter: Letter, *, as_json: bool) -> str | None:
-    """When its key died; None: the store does not say."""
-    dead = letter.dead
-    if dead is None:
-        return None
-    return moment(dead.update_at_us) if as_json else since(dead.update_at_us, dead.now_us)
 
 
 def _tell_of_keys_without_a_letter(consumer: AnyConsumer, found: Sequence[Letter]) -> None:

@@ -30,13 +30,14 @@ from idempotent.cli.options import (
 )
 from idempotent.cli.redrive import REDRIVE
 from idempotent.cli.stores import ANSWER_TIMEOUT_S, checker_at, ledger_of, outbox_at
-from idempotent.cli.terminal.output import count, emit, plain, progress, say
+from idempotent.cli.terminal.output import emit, plain, progress, say
 from idempotent.errors import AdapterError, ConfigurationError, SchemaError, StoreError, mask
 from idempotent.keys import consumer_in
 from idempotent.outbox.admin import OutboxAdmin
 from idempotent.outbox.sql import AHEAD_US
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.answers import limit_answers
+from idempotent.views.text import count
 
 # Enough to see the retention of every active consumer; few enough to read in one go.
 _SAMPLE: Final = 2000

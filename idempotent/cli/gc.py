@@ -9,7 +9,8 @@ import typer
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
 from idempotent.cli.stores import checker_at, ledger_of
-from idempotent.cli.terminal.output import count, progress, tell
+from idempotent.cli.terminal.output import progress, tell
+from idempotent.views.text import count
 
 
 def gc(

@@ -12,11 +12,12 @@ from idempotent import migrations
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, TableOption, UrlOption, YesOption
 from idempotent.cli.stores import database_at
-from idempotent.cli.terminal.output import confirm, count, emit, plain, say, show_table, tell
+from idempotent.cli.terminal.output import confirm, emit, plain, say, show_table, tell
 from idempotent.errors import SchemaError, mask
 from idempotent.migrations.revisions import is_newer
 from idempotent.outbox import Outbox
 from idempotent.stores.sql.faults import in_own_history
+from idempotent.views.text import count
 
 app = typer.Typer(
     no_args_is_help=True,

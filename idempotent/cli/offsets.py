@@ -12,9 +12,10 @@ from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, TableOption, UrlOption, YesOption
 from idempotent.cli.stores import checker_at
-from idempotent.cli.terminal.output import confirm, count, note, plain, show_rows, tell
+from idempotent.cli.terminal.output import confirm, note, plain, show_rows, tell
 from idempotent.errors import ConfigurationError
 from idempotent.keys import KeySpace
+from idempotent.views.text import count
 
 if TYPE_CHECKING:
     from idempotent.checkers import OffsetChecker

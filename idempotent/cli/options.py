@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, TypeAlias
 import typer
 
 from idempotent.cli.configuration import URL_VARIABLE, url_in
-from idempotent.cli.keys.view import Status
 from idempotent.cli.terminal.logs import LogFormat
+from idempotent.views.keys import Status
 
 _UNITS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _FORM: Final = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?\s*")

@@ -13,19 +13,10 @@ import typer
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, OutboxUrlOption, TableOption, YesOption
 from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at
-from idempotent.cli.terminal.output import (
-    confirm,
-    count,
-    emit,
-    note,
-    say,
-    show_record,
-    show_rows,
-    shown,
-    tell,
-)
+from idempotent.cli.terminal.output import confirm, emit, note, say, show_record, show_rows, shown, tell
 from idempotent.outbox.admin import Listed, OutboxAdmin
 from idempotent.stores.sql.answers import limit_answers
+from idempotent.views.text import count
 
 app = typer.Typer(
     help="Look at the messages that wait in an outbox, and help those that a broker refuses.",

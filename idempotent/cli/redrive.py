@@ -19,9 +19,11 @@ from idempotent.cli.options import (
     TargetArgument,
     WithinOption,
 )
-from idempotent.cli.terminal.output import count, note, plain, progress, tell
+from idempotent.cli.terminal.output import note, plain, progress, tell
 from idempotent.redrive import LetterFilter, Redriven
 from idempotent.redrive import redrive as return_letters
+from idempotent.views.letters import why_left
+from idempotent.views.text import count
 
 REDRIVE: Final = "idempotent redrive MODULE:CONSUMER --broker URL"
 """What other commands advise for a dead letter."""
@@ -121,7 +123,7 @@ def redrive(
     if done.stopped and not as_json:
         note(f"[yellow]Stopped after the first ones:[/yellow] {_why_stopped(done)}")
     if done.left and not as_json:
-        note(f"[yellow]{count(done.left, 'letter')} left:[/yellow] {plain(_why_left(done, options))}")
+        note(f"[yellow]{count(done.left, 'letter')} left:[/yellow] {plain(why_left(done, options))}")
     if done.undated and not as_json:
         note(
             f"[yellow]{count(done.undated, 'letter')} without a dead key passed over by --since:[/yellow] returned "
@@ -140,26 +142,3 @@ def _why_stopped(done: Redriven) -> str:
         f"{done.open} of {done.returned} are not done in time: does a worker run, or do they wait for their backoff? "
         "The other letters stay."
     )
-
-
-def _why_left(done: Redriven, options: str) -> str:
-    reasons = []
-    if done.unknown:
-        reasons.append(
-            f"{done.unknown} whose effect is unknown: look whether it happened, then `idempotent keys resolve KEY "
-            f"--done {options}`, or with --retry in the place of --done, or redrive with --include-unknown"
-        )
-    if done.again:
-        reasons.append(
-            f"{done.again} of messages that were returned already: copies, or they died again; what died again needs "
-            "a mend of its cause before another redrive, and the log of the worker says which (message_dead)"
-        )
-    if done.others:
-        reasons.append(f"{done.others} of other consumers or groups, which share the dead-letter target")
-    if done.unreadable:
-        reasons.append(f"{done.unreadable} with a part that cannot be decoded; the log says which, and why")
-    if rest := done.left - done.unknown - done.again - done.others - done.unreadable:
-        reasons.append(
-            f"{rest} without a key, which only a consumer with key= could run, or whose key changed during the redrive"
-        )
-    return "; ".join(reasons) + "."

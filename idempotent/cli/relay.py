@@ -26,12 +26,13 @@ from idempotent.cli.options import (
 )
 from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at
 from idempotent.cli.terminal.logs import LogFormat, log_to_stderr
-from idempotent.cli.terminal.output import count, note, plain
+from idempotent.cli.terminal.output import note, plain
 from idempotent.cli.terminal.serving import metrics_served
 from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.outbox import Outbox, Relay
 from idempotent.outbox.store import OutboxStore
 from idempotent.stores.sql.answers import limit_answers
+from idempotent.views.text import count
 from idempotent.worker.probes import LOOPBACK
 from idempotent.worker.process import on_stop_signal
 

@@ -24,7 +24,8 @@ from idempotent.cli.options import (
 )
 from idempotent.cli.run import show_summary
 from idempotent.cli.terminal.logs import log_to_stderr
-from idempotent.cli.terminal.output import count, note, plain, progress
+from idempotent.cli.terminal.output import note, plain, progress
+from idempotent.views.text import count
 from idempotent.worker import Worker
 
 _SHOWN_REJECTS: Final = 3

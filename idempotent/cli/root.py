@@ -95,6 +95,15 @@ COMMANDS: Final = (
         idempotent relay --outbox env:DATABASE_URL --broker kafka://localhost:9092 --batch-size 1000
         """,
     ),
+    Command(
+        "web",
+        "idempotent.cli.web:web",
+        """
+        idempotent web shop.consumers --broker amqp://localhost --checker db=$URL
+        idempotent web --url sqlite:///app.db --read-only
+        idempotent web shop.consumers --broker $BROKER --checker db=$URL --audit-file audit.jsonl
+        """,
+    ),
     Command("outbox", "idempotent.cli.outbox:app"),
     Command("migrate", "idempotent.cli.migrate:app"),
     Command("keys", "idempotent.cli.keys.command:app"),

@@ -136,6 +136,8 @@ MORE = {
     ("dead", "show", "--checker"): ["a:b:c", *BROKER],
     ("dead", "drop", "--broker"): ["--letter", "a:b:c", "--note", "why"],
     ("dead", "drop", "--checker"): ["--letter", "a:b:c", "--note", "why", *BROKER],
+    ("web", "--broker"): ["shop_consumers"],
+    ("web", "--checker"): ["shop_consumers", *BROKER],
     ("relay", "--outbox"): BROKER,
     ("relay", "--broker"): ["--outbox", URL],
     ("keys", "show", "--url"): ["a:b:c"],
@@ -150,6 +152,6 @@ MORE = {
 @pytest.mark.parametrize("words", [*url_options()], ids=" ".join)
 def test_each_option_for_a_url_takes_a_variable(cli, shop, words):
     *command, option = words
-    given = ["db=env:NOT_SET" if option == "--checker" and command[0] in ARGUMENTS else "env:NOT_SET"]
+    given = ["db=env:NOT_SET" if option == "--checker" else "env:NOT_SET"]
     answer = cli(*command, *ARGUMENTS.get(command[0], []), *MORE.get(words, []), option, *given)
     assert (answer.code, "'NOT_SET'" in answer.err) == (3, True)

@@ -279,7 +279,7 @@ READERS: Final[dict[str, Row]] = {
     "PostgreSQL, no right": Row(refused(POSTGRESQL, psycopg.errors.InsufficientPrivilege)),
     "statements of MySQL": Row(ends("mysql"), "idempotent.checkers.sql.watching"),
     "statements of PostgreSQL": Row(ends("postgresql"), "idempotent.checkers.sql.watching"),
-    "plain": Row(plain, "idempotent.cli.terminal.output"),
+    "plain": Row(plain, "idempotent.views.text"),
     "stored_failure": Row(lambda text: stored_failure(text.encode())),
     "key_hash": Row(lambda text: key_hash("c", [text, text.encode()])),
     "mysql_storable": Row(

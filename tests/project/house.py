@@ -69,8 +69,11 @@ FLOORS: Final = (
         "Move messages from an adapter through the consumers, and back; and from a database to a broker.",
     ),
     Floor("package", (PACKAGE,), "The public names; imported by what is above it and by users."),
+    Floor("views", ("views",), "What people see of keys and letters, for the command line and the console."),
     Floor("testing", ("testing",), "Contracts, crash points and proxies that users may run too."),
-    Floor("cli", ("cli", "__main__"), "The commands of the product."),
+    Floor(
+        "cli", ("cli", "console", "__main__"), "The commands of the product, and the console in a browser."
+    ),
 )
 HEIGHT: Final[Mapping[str, int]] = {
     part: height for height, floor in enumerate(FLOORS) for part in floor.parts

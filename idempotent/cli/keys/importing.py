@@ -23,9 +23,10 @@ from idempotent.cli.options import (
     UrlOption,
 )
 from idempotent.cli.stores import checker_at, parsed_key
-from idempotent.cli.terminal.output import count, note, plain, progress, tell
+from idempotent.cli.terminal.output import note, plain, progress, tell
 from idempotent.errors import StoreBusyError
 from idempotent.keys import Key, KeySpace, id_of, space_named
+from idempotent.views.text import count
 
 
 def register(app: typer.Typer) -> None:

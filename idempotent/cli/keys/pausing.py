@@ -15,13 +15,13 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.pauses import Pauses, demand_pausable, pauses_in
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.keys.view import moment, span
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
 from idempotent.cli.stores import checker_at
 from idempotent.cli.terminal.output import note as remark
 from idempotent.cli.terminal.output import plain, progress, show_rows, tell
 from idempotent.errors import StoreError
 from idempotent.keys import consumer_named
+from idempotent.views.keys import moment, span
 
 _FORM: Final = "a consumer is subject:group, as `idempotent keys stats` shows it"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +28,7 @@ from idempotent.errors import (
     brief,
     mask,
 )
+from idempotent.views.text import distinct, harmless
 
 _TITLES: Final = (
     (UnknownCheckerError, "Unknown checker"),
@@ -41,8 +41,6 @@ _TITLES: Final = (
     (IdempotentError, "Bad configuration or input"),
 )
 _TYPE: Final = " Type: "
-# A terminal obeys these: they move the cursor, clear the screen, or answer a question.
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # The width of a column is known when all of its rows are: a long list is printed as several tables.
 _ROWS_AT_ONCE: Final = 1000
 
@@ -111,7 +109,7 @@ def _cell(value: object) -> str:
         return "yes" if value else ""
     if isinstance(value, (int, float)):
         return f"{value:,}"
-    return _distinct(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+    return distinct(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
 
 
 def plain(text: str) -> str:
@@ -119,28 +117,12 @@ def plain(text: str) -> str:
 
     At most 10,000 characters of it: Rich takes a quadratic time for backslashes.
     """
-    return escape(_harmless(brief(text)))
+    return escape(harmless(brief(text)))
 
 
 def shown(text: str) -> str:
     """An id or a key, escaped for rich markup."""
-    return escape(_distinct(text))
-
-
-def _distinct(text: str) -> str:
-    """A text without passwords; in quotes where blanks or invisible characters would make it look like another."""
-    text = brief(text)
-    return text if text.isprintable() and text == text.strip() else repr(text)
-
-
-def _harmless(text: str) -> str:
-    """The text with control characters, except tabs and line ends, as escape sequences."""
-    return text if text.isprintable() else _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-
-
-def count(number: int, thing: str) -> str:
-    """`1 key`, `2 keys`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    return escape(distinct(text))
 
 
 def show_error(error: IdempotentError, *, as_json: bool, debug: bool) -> None:
@@ -153,7 +135,7 @@ def show_error(error: IdempotentError, *, as_json: bool, debug: bool) -> None:
         typer.echo(json.dumps(said, ensure_ascii=False), err=True)
         return
     title = next(words for kind, words in _TITLES if isinstance(error, kind))
-    what, typed, todo = _harmless(message).partition(_TYPE)
+    what, typed, todo = harmless(message).partition(_TYPE)
     note(f"[bold red]{title}:[/bold red] {escape(what)}")
     if isinstance(error, UnknownCheckerError):
         note("Or name one here: --checker NAME=URL")

@@ -1,0 +1,297 @@
+"""Guard: lets a request through to the console's pages only from where, and from whom, it may come."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from idempotent.errors import ConfigurationError
+from idempotent.forks import free_in_child
+
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_SESSION_S: Final = 12 * 3600.0
+_MOST_SESSIONS: Final = 1000
+_MOST_BODY: Final = 2 * 2**20
+_MOST_FIELDS: Final = 2000
+_FAILURES: Final = 10
+_FAILURES_S: Final = 60.0
+_MIN_TOKEN: Final = 16
+_NAME_LENGTH: Final = 100
+_HTTP: Final = 80
+_OPEN: Final = frozenset({"/login", "/static/console.css", "/static/console.js"})
+# What is not here is a change, and refused with --read-only.
+_HARMLESS: Final = frozenset({"/login", "/logout", "/read", "/body"})
+_HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    # Not no-referrer: with that, browsers hide the Origin of our own forms too.
+    "referrer-policy": "same-origin",
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may use the console, and under which address.
+
+    Args:
+        host: where it listens.
+        port: likewise.
+        token: what a person types to log in; None: with `user_header`.
+        user_header: the header in which a reverse proxy says who the user is; None: people log in with the token.
+        public_url: the address that browsers use, if a reverse proxy has another: `https://ops.example.com`.
+        read_only: refuse every change.
+
+    Raises:
+        ConfigurationError: a short token, neither a token nor a header, or an address that is none.
+    """
+
+    host: str
+    port: int
+    token: str | None = field(repr=False)
+    user_header: str | None = None
+    public_url: str | None = None
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what does not go together."""
+        if (self.token is None) == (self.user_header is None):
+            raise ConfigurationError("the console needs a token, or the header of a reverse proxy, not both")
+        if self.token is not None and len(self.token) < _MIN_TOKEN:
+            raise ConfigurationError(
+                f"the token of the console has {len(self.token)} characters; at least {_MIN_TOKEN} are safe: "
+                "python -c 'import secrets; print(secrets.token_urlsafe())'"
+            )
+        if self.public_url is not None:
+            parts = urlsplit(self.public_url)
+            if parts.scheme not in ("http", "https") or not parts.netloc or parts.path not in ("", "/"):
+                raise ConfigurationError(
+                    f"--public-url is the address in browsers, such as https://ops.example.com, not {self.public_url!r}"
+                )
+        elif self.host in ("0.0.0.0", "::"):  # noqa: S104 - it is refused
+            raise ConfigurationError(
+                "the console on all interfaces needs --public-url, the address in browsers"
+            )
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """The addresses in browsers, `scheme://host:port`."""
+        names = {f"[{name}]" if ":" in name else name for name in {self.host, *LOOPBACK}}
+        ends = {f":{self.port}", *([""] if self.port == _HTTP else [])}
+        own = {f"http://{name}{end}" for name in names for end in ends}
+        public = "" if self.public_url is None else self.public_url.rstrip("/").lower()
+        return frozenset({*own, public} - {""})
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """What the header Host may be."""
+        return frozenset(urlsplit(each).netloc for each in self.origins)
+
+    @property
+    def is_https(self) -> bool:
+        """Whether browsers reach it through TLS."""
+        return self.public_url is not None and self.public_url.lower().startswith("https:")
+
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie: browsers share those of one host among its ports."""
+        return f"{'__Host-' if self.is_https else ''}idempotent_{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A person who has logged in.
+
+    Attributes:
+        id: what the cookie has.
+        user: who it is, as he or the reverse proxy says.
+        csrf: what each form must have.
+        ends: when the session ends, on the clock of `Sessions`.
+    """
+
+    id: str = field(repr=False)
+    user: str
+    csrf: str = field(repr=False)
+    ends: float
+
+
+class Sessions:
+    """Who has logged in, in the memory of this process, and how often somebody failed to.
+
+    Args:
+        token: what a person types to log in.
+        clock: seconds.
+    """
+
+    def __init__(self, token: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._token = token
+        self._clock = clock
+        self._lock = free_in_child(threading.Lock())
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._failures: deque[float] = deque(maxlen=_FAILURES)
+
+    def find(self, cookie: str | None) -> Session | None:
+        """The session of a cookie; None: none, or it has ended."""
+        with self._lock:
+            found = self._sessions.get(cookie or "")
+            if found is not None and found.ends < self._clock():
+                del self._sessions[found.id]
+                return None
+            return found
+
+    def begin(self, user: str) -> Session:
+        """A new session."""
+        made = Session(secrets.token_urlsafe(32), user, secrets.token_urlsafe(32), self._clock() + _SESSION_S)
+        with self._lock:
+            self._sessions[made.id] = made
+            while len(self._sessions) > _MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+        return made
+
+    def end(self, session: Session) -> None:
+        """Forget a session."""
+        with self._lock:
+            self._sessions.pop(session.id, None)
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether ten tokens in the last minute were wrong."""
+        with self._lock:
+            failures = self._failures
+            return len(failures) == _FAILURES and self._clock() - failures[0] < _FAILURES_S
+
+    def is_token(self, given: str) -> bool:
+        """Whether it is the token. Takes the same time whichever characters differ."""
+        if self._token is not None and hmac.compare_digest(_bytes(given), _bytes(self._token)):
+            return True
+        with self._lock:
+            self._failures.append(self._clock())
+        return False
+
+
+class Guard:
+    """Around the pages: looks at host, origin, session and CSRF token, and adds the headers that protect a page.
+
+    The pages find `session`, None for the login alone, and `form`, the first value of each field, in
+    `request.state`; `request.state.fields` has all values.
+
+    Args:
+        app: the pages.
+        access: who may use them.
+        sessions: who has logged in.
+        refuse: makes the page that says why not.
+    """
+
+    def __init__(
+        self, app: ASGIApp, access: Access, sessions: Sessions, refuse: Callable[[int, str], Response]
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._sessions = sessions
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or let the pages do so."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        cookies: list[str] = []
+
+        async def protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=message["headers"])
+                headers.update(_HEADERS)
+                for cookie in cookies:
+                    headers.append("set-cookie", cookie)
+            await send(message)
+
+        refused = await self._refusal(request, cookies)
+        await (refused or self._app)(scope, receive, protected)
+
+    async def _refusal(self, request: Request, cookies: list[str]) -> Response | None:
+        """Why the request is not let through; None: it is."""
+        access, path, headers = self._access, request.url.path, request.headers
+        if [each.lower() for each in headers.getlist("host")] not in [[host] for host in access.hosts]:
+            return self._refuse(
+                421, "This is not an address of the console. If it is, start it with --public-url."
+            )
+        if request.method not in ("GET", "HEAD", "POST"):
+            return self._refuse(405, "Only GET and POST.")
+        is_post = request.method == "POST"
+        if is_post and not _is_own(headers, access.origins):
+            return self._refuse(403, "The request came from another site.")
+        session = self._sessions.find(request.cookies.get(access.cookie))
+        if access.user_header is not None:
+            users = headers.getlist(access.user_header)
+            user = users[0].strip() if len(users) == 1 else ""
+            if not is_name(user):
+                return self._refuse(401, "The reverse proxy does not say who you are.")
+            if session is None or session.user != user:
+                session = self._sessions.begin(user)
+                cookies.append(cookie_of(access, session))
+        request.state.session = session
+        if session is None and path not in _OPEN:
+            return self._refuse(401, "Log in first.") if is_post else RedirectResponse("/login", 303)
+        return await self._refused_post(request, session) if is_post else None
+
+    async def _refused_post(self, request: Request, session: Session | None) -> Response | None:
+        path = request.url.path
+        if self._access.read_only and path not in _HARMLESS:
+            return self._refuse(403, "The console was started with --read-only: nothing can be changed.")
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _MOST_BODY:
+                return self._refuse(413, "The form is too long.")
+        try:
+            fields = parse_qs(body.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+        except ValueError:
+            return self._refuse(400, "The form cannot be read.")
+        request.state.fields = fields
+        request.state.form = {name: values[0] for name, values in fields.items()}
+        if session is not None and not hmac.compare_digest(
+            _bytes(request.state.form.get("csrf", "")), _bytes(session.csrf)
+        ):
+            return self._refuse(
+                403, "The form is not one of this session. Go back, load the page again, and retry."
+            )
+        return None
+
+
+def is_name(user: str) -> bool:
+    """Whether it can stand in a log as the name of a person."""
+    return bool(user) and user.isprintable() and len(user) <= _NAME_LENGTH
+
+
+def cookie_of(access: Access, session: Session | None) -> str:
+    """The header that sets the cookie; None: that removes it."""
+    value, age = ("", 0) if session is None else (session.id, int(_SESSION_S))
+    secure = "; Secure" if access.is_https else ""
+    return f"{access.cookie}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{secure}"
+
+
+def _is_own(headers: Mapping[str, Any], origins: frozenset[str]) -> bool:
+    """Whether a POST comes from one of our own pages, as far as the browser says so."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    return site in (None, "same-origin") and (origin is None or origin.lower() in origins)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,112 @@
+"""Pages: the console's templates, and how what they show is written."""
+
+from __future__ import annotations
+
+import base64
+from importlib.resources import files
+from typing import Any, Final
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from idempotent.admin import KeyRecord
+from idempotent.console.desks import Desk
+from idempotent.errors import brief
+from idempotent.observe import OutboxStats
+from idempotent.views.keys import moment, since, span, status_word
+from idempotent.views.text import count, distinct, harmless
+
+_SHOWN_BODY: Final = 10_000
+_SHOWN_TEXT: Final = 2000
+_STATIC: Final = {"console.css": "text/css", "console.js": "text/javascript"}
+
+
+class Pages:
+    """Makes pages of templates.
+
+    Args:
+        values: what all templates have.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        self._environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("idempotent.console"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            finalize=_shown,
+        )
+        self._environment.globals.update(values, job_words=job_words, oldest=oldest, state=state_of)
+        self._environment.filters.update(
+            q=_quoted, since=_since, moment=moment, count=count, status=status_word
+        )
+
+    def page(self, template: str, status_code: int, **values: Any) -> Response:
+        """A page. `session` is among the values; None: nobody has logged in."""
+        text = self._environment.get_template(template).render(values)
+        return Response(text.encode("utf-8", "backslashreplace"), status_code, media_type="text/html")
+
+
+def static(request: Request) -> Response:
+    """The style and the script."""
+    name = request.path_params["name"]
+    if name not in _STATIC:
+        raise HTTPException(404)
+    folder = files("idempotent.console")
+    return Response((folder / "static" / name).read_bytes(), media_type=_STATIC[name])
+
+
+def readable(body: bytes | None) -> dict[str, Any]:
+    """A body as a page shows it: the beginning of its text, or base64."""
+    if body is None:
+        return {"form": "none: a tombstone", "text": "", "is_cut": False}
+    try:
+        form, text = "text", harmless(body[: 4 * _SHOWN_BODY + 4].decode("utf-8", "ignore"))
+        body.decode()
+    except UnicodeDecodeError:
+        form, text = "base64", base64.b64encode(body[:_SHOWN_BODY]).decode()
+    return {
+        "form": form,
+        "text": text[:_SHOWN_BODY],
+        "is_cut": len(body) > _SHOWN_BODY or len(text) > _SHOWN_BODY,
+    }
+
+
+def oldest(stats: OutboxStats) -> str:
+    """For how long the oldest message of an outbox waits."""
+    return "none" if stats.oldest_s is None else f"{span(int(stats.oldest_s * 1_000_000))} ago"
+
+
+def job_words(desk: Desk) -> str:
+    """What is being done, or what came of it."""
+    job = desk.job
+    if job is None or not desk.is_busy:
+        return "" if job is None else job.result
+    return f"{job.words}: {job.progress:,} so far"
+
+
+def state_of(record: KeyRecord) -> str:
+    """Which state of a key was shown."""
+    return f"{record.hash.hex()}.{record.fence}.{record.status:d}.{record.update_at_us}"
+
+
+def _quoted(value: str) -> Markup:
+    """A value in an address."""
+    return Markup(quote(value, safe="", errors="surrogatepass"))  # noqa: S704 - nothing in it is special
+
+
+def _since(time_us: int, now_us: int, age_s: int = 0) -> str:
+    """How long ago, by the store's clock, for what was read `age_s` seconds ago."""
+    return since(time_us, now_us + age_s * 1_000_000)
+
+
+def _shown(value: Any) -> Any:
+    """What stands in a page: text from outside without what would make it look like other text."""
+    if type(value) is not str:
+        return "" if value is None else value
+    return distinct(brief(value)[:_SHOWN_TEXT])

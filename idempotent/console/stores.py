@@ -1,0 +1,135 @@
+"""ConsoleStore: a store of keys, and the outbox beside them, as the console's pages ask for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from idempotent.admin import KeyStats
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.sql import SqlChecker
+from idempotent.checkers.sql.transactional import TransactionalBase
+from idempotent.claims import KeyStatus
+from idempotent.errors import SchemaError, described
+from idempotent.forks import free_in_child
+from idempotent.observe import OutboxStats
+from idempotent.outbox.admin import OutboxAdmin
+from idempotent.outbox.outbox import Outbox
+from idempotent.values import value
+
+_FRESH_S: Final = 4.0
+# Counting reads all keys: a large store is busy with it for this part of the time at most.
+_SHARE: Final = 20
+
+
+@value
+class Counted:
+    """What a store had when it was last counted.
+
+    Attributes:
+        keys: by consumer and state.
+        outbox: what waits; None: the store has no outbox.
+        error: why it could not be counted; "": it was.
+        at: when, on the clock of `time.monotonic`.
+        took_s: how long that took.
+    """
+
+    keys: Sequence[KeyStats] = ()
+    outbox: OutboxStats | None = None
+    error: str = ""
+    at: float = 0.0
+    took_s: float = 0.0
+
+    def of(self, consumer: str) -> dict[str, int]:
+        """How many keys of a consumer are dead, in progress, and in progress with a lease that has ended."""
+        mine = [each for each in self.keys if each.consumer == consumer]
+        return {
+            "dead": sum(each.count for each in mine if each.status is KeyStatus.DEAD),
+            "in_progress": sum(each.count for each in mine if each.status.in_progress),
+            "lapsed": sum(each.lapsed for each in mine),
+        }
+
+    @property
+    def age_s(self) -> int:
+        """Seconds since it was counted."""
+        return int(time.monotonic() - self.at)
+
+
+class ConsoleStore:
+    """The keys of a checker, and the outbox in the same database.
+
+    Args:
+        checker: reaches the store; its owner closes it.
+
+    Attributes:
+        name: how the console calls the store, without a password.
+    """
+
+    def __init__(self, checker: AbstractIdempotentChecker) -> None:
+        self.checker: Final = checker
+        self.name = checker.command_options or type(checker).__name__
+        self.admin: Final = checker.admin()
+        self._outbox: Outbox | None = None
+        if isinstance(checker, (SqlChecker, TransactionalBase)):
+            store = checker.store
+            self.name = f"{store.engine.url.render_as_string(hide_password=True)}, table {store.table}"
+            self._outbox = Outbox(store.engine, table=store.table, schema=store.schema)
+        self.outbox: Final = None if self._outbox is None else OutboxAdmin(self._outbox)
+        self._lock = free_in_child(threading.Lock())
+        self._counting: threading.Thread | None = None
+        self._counted: Counted | None = None
+
+    def is_of(self, checker: AbstractIdempotentChecker) -> bool:
+        """Whether the keys of another checker are in the same tables."""
+        return checker is self.checker or (
+            _tables(checker) is not None and _tables(checker) == _tables(self.checker)
+        )
+
+    def counted(self, wait_s: float = 2.0) -> Counted | None:
+        """What was counted last, and begin to count again if that is old; None: the first count is still under way.
+
+        Args:
+            wait_s: how long to wait for the first count.
+        """
+        with self._lock:
+            last = self._counted
+            fresh = last is not None and last.age_s < max(_FRESH_S, _SHARE * last.took_s)
+            if not fresh and self._counting is None:
+                self._counting = threading.Thread(
+                    target=self._count, name="idempotent-console-count", daemon=True
+                )
+                self._counting.start()
+            counting = self._counting
+        if last is None and counting is not None:
+            counting.join(wait_s)
+        return self._counted
+
+    def close(self) -> None:
+        """Close the connections for the outbox."""
+        if self._outbox is not None:
+            self._outbox.close()
+
+    def _count(self) -> None:
+        began, outbox, error = time.monotonic(), None, ""
+        keys: Sequence[KeyStats] = ()
+        try:
+            keys = self.admin.stats()
+            if self.outbox is not None:
+                try:
+                    outbox = self.outbox.stats()
+                except SchemaError:
+                    outbox = None
+        except Exception as failure:
+            error = described(failure)
+        at = time.monotonic()
+        with self._lock:
+            self._counted = Counted(keys, outbox, error, at, at - began)
+            self._counting = None
+
+
+def _tables(checker: AbstractIdempotentChecker) -> tuple[object, ...] | None:
+    if isinstance(checker, (SqlChecker, TransactionalBase)):
+        return checker.store.engine.url, checker.store.table, checker.store.schema
+    return None

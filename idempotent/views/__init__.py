@@ -1,0 +1,1 @@
+"""What people see of keys and letters, for the command line and the console: rows, groups of errors, words."""
