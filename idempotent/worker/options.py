@@ -125,13 +125,15 @@ def routes(registry: Registry, names: Collection[str] | None, batch_size: int) -
         other = by_subject.setdefault(consumer.subject, consumer)
         if other is not consumer:
             # A delivery is settled once, and a queue, a durable subscription or a group.id belongs to one group.
+            ends = (other.group, consumer.group) if other.group != consumer.group else ("1", "2")
+            one, two = (f"{consumer.subject}.{end}" for end in ends)
             raise ConfigurationError(
-                f"{other.name} and {name} consume the same subject: a worker serves one group of a subject. Where each "
-                "group gets all messages (a Kafka topic, a durable ActiveMQ topic), run one worker for each, with "
-                f"consumers=[{other.name!r}] and consumers=[{name!r}] (idempotent run --consumers). Where consumers "
-                f"share the messages (a queue), two workers would split them: give each group a queue of its own, such "
-                f"as {f'{consumer.subject}.{other.group}'!r} and {f'{consumer.subject}.{consumer.group}'!r}, and bind "
-                "both to the exchange that the producer publishes to"
+                f"{other.name} and {name} consume the same queue or topic, {consumer.subject}, and a worker serves one "
+                "group of it. Where each group gets all messages (a Kafka topic, a durable ActiveMQ topic), run one "
+                f"worker for each, with consumers=[{other.name!r}] and consumers=[{name!r}] (idempotent run "
+                "--consumers). Where consumers share the messages (a queue), two workers would split them: give each a "
+                f"queue of its own, such as {one!r} and {two!r}, and bind both to the exchange that the producer "
+                "publishes to"
             )
         if batch_size > 1 and consumer.options.on_expired_lease is not OnExpiredLease.RETRY:
             raise ConfigurationError(
