@@ -218,7 +218,7 @@ def parking(registry: Registry) -> None:
     [
         (no_consumers, {}, "no consumers to serve"),
         (unknown_checker, {}, "no checker is named 'orders-db'; known: none"),
-        (two_groups, {}, r"one group of a subject.*consumers=\['orders:billing'\]"),
+        (two_groups, {}, r"same queue or topic, orders, and.*consumers=\['orders:billing'\]"),
         (parking, {"batch_size": 2}, "on_expired_lease other than 'retry' cannot go with batch_size=2"),
         (parking, {"consumers": ["orders:x"]}, "no consumer is named orders:x; known: orders:default"),
         (parking, {"concurrency": 0}, "concurrency must be a whole number, at least 1"),
