@@ -56,6 +56,7 @@ class Management:
             with self._opener.open(request, timeout=_ANSWER_S) as answer:
                 return json.load(answer)
         except HTTPError as error:
+            error.close()  # it has the connection
             hint = ": the user needs the tag `monitoring`" if error.code in (401, 403) else ""
             raise AdapterError(
                 f"the management API {self._url} answers {error.code} {error.reason}{hint}"
