@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.fair_queue import FairQueue
@@ -36,6 +36,10 @@ _LATE_S: Final = 60.0
 _STREAM_HEADER: Final = "x-stream-offset"
 # How long a finished message waits for a slow one before it, so that one acknowledgement can cover both.
 _MOST_ACK_DELAY_S: Final = 1.0
+
+
+# The queue it came from, its work queue, what pika gave, the body, and when it arrived.
+_Arrived: TypeAlias = tuple[str, str, Received, bytes, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +92,7 @@ class Session:
         self._consuming = consuming
         # Each queue and the work queue whose messages it has, in the order in which they are pulled.
         self._queues = deque(topology.consumed(queues))
-        self._inbox: FairQueue[tuple[str, str, Received, bytes]] = FairQueue()
+        self._inbox: FairQueue[_Arrived] = FairQueue()
         self._unsettled: set[int] = set()
         self._suspects: set[str] = set()
         self._served: set[str] = set()
@@ -123,9 +127,10 @@ class Session:
         """
         deliveries: list[Delivery] = []
         while len(deliveries) < limit and (arrived := self._inbox.take(full)) is not None:
-            came_from, queue, received, body = arrived
+            came_from, queue, received, body, at = arrived
             tag = received.method.delivery_tag
             self._unsettled.add(tag)
+            self._windows.taken(came_from, time.monotonic() - at)
             fault = fault_in(received.properties)
             error = None if fault is None else MessageError(f"a part of the message cannot be read: {fault}")
             deliveries.append(
@@ -151,16 +156,12 @@ class Session:
         before, self._paused = self._paused, frozenset(paused)
         if self._paused == before:
             return
-        self._connection.process_data_events(
-            0
-        )  # pika would reject what has arrived, which counts as a delivery
         for queue, work in self._queues:
             if work in self._paused - before:
-                for consumer in self._consumers.pop(queue, ()):
-                    self._channel.basic_cancel(consumer)
+                self._cancel(self._consumers.pop(queue, ()))
                 self._windows.closed(queue)
         for work in self._paused - before:
-            for _, _, received, _ in self._inbox.remove(work):
+            for _, _, received, _, _ in self._inbox.remove(work):
                 self.give_back(received.method.delivery_tag)
         if not self._consuming.pull:
             self._subscribe_to(before - self._paused)
@@ -186,6 +187,8 @@ class Session:
             if not has_some or now >= self._next_pump:
                 self._work(0.0 if done else until - now)
             has_some = limit > 0 and self._inbox.has(full)
+            for queue in self._windows.too_large():
+                self._shrink(queue)
             if limit and not has_some:
                 for queue, work, more in self._windows.full():
                     if work not in full:
@@ -279,7 +282,7 @@ class Session:
         for consumer in self._channel.consumer_tags:
             self._channel.basic_cancel(consumer)
         self._acks.flush()
-        for _, _, received, _ in self._inbox.clear():
+        for _, _, received, _, _ in self._inbox.clear():
             self._acks.give_back(received.method.delivery_tag)
         self._connection.close()
 
@@ -301,6 +304,20 @@ class Session:
         consumer = self._channel.basic_consume(queue, partial(self._on_message, queue, work))
         self._consumers.setdefault(queue, []).append(consumer)
 
+    def _shrink(self, queue: str) -> None:
+        """Leave a queue its first consumer. What the others were sent stays here."""
+        first, *others = self._consumers[queue]
+        self._cancel(others)
+        self._consumers[queue] = [first]
+        self._windows.closed(queue)
+        self._windows.opened(queue, dict(self._queues)[queue], self._window.prefetch)
+
+    def _cancel(self, consumers: Collection[str]) -> None:
+        # pika would reject what has arrived, which counts as a delivery.
+        self._connection.process_data_events(0)
+        for consumer in consumers:
+            self._channel.basic_cancel(consumer)
+
     def _on_cancel(self, frame: Any) -> None:
         del frame
         self._is_cancelled = True
@@ -319,7 +336,7 @@ class Session:
             self._served.add(work)
         else:
             self._say_late(queue, late_s(received))
-        self._inbox.add(work, (queue, work, received, body))
+        self._inbox.add(work, (queue, work, received, body, self._heard_at))
 
     def _say_late(self, queue: str, seconds: float) -> None:
         """Say in the log that a delayed message came late, unless this worker was not there all the time."""

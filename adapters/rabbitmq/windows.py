@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from idempotent.adapters.rabbitmq.options import Window
@@ -12,6 +12,8 @@ from idempotent.adapters.rabbitmq.options import Window
 # How long a window is full before it grows: a copy is usually confirmed sooner.
 _PATIENCE_S: Final = 0.25
 _MOST_WINDOW: Final = 1000
+# What has waited for a handler that long was sent too far ahead. Fast handlers take a full window in a fraction of it.
+_LONGEST_S: Final = 1.0
 # A window that is emptied this often in that time is too small to keep the handlers busy.
 _TURNS: Final = 2
 _MOST_BUSY: Final = 200
@@ -22,7 +24,8 @@ class Windows:
 
     A delivery that waits for the owner of its key, or for the confirmation of its copy, occupies a place without
     occupying a handler. When such deliveries have filled the window of a queue, it needs another consumer. It needs one
-    as well when the handlers are so fast that they wait for the broker; what is sent ahead then still runs soon.
+    as well when the handlers are so fast that they wait for the broker; what is sent ahead then still runs soon. When
+    it does not, the window becomes as small as it was: another worker may have time for what waits here.
 
     Args:
         window: the number at the beginning, and whether it grows.
@@ -30,6 +33,8 @@ class Windows:
 
     def __init__(self, window: Window) -> None:
         self._grows = window.grows
+        self._first = window.prefetch
+        self._too_large: set[str] = set()
         self._sizes: Counter[str] = Counter()
         self._works: dict[str, str] = {}
         self._queues: dict[int, str] = {}
@@ -47,12 +52,22 @@ class Windows:
         """A queue has no consumer any more."""
         self._sizes.pop(queue, None)
         self._full_since.pop(queue, None)
+        self._too_large.discard(queue)
 
     def delivered(self, queue: str, tag: int) -> None:
         """A delivery of a queue occupies a place."""
         if self._grows:
             self._queues[tag] = queue
             self._out[queue] += 1
+
+    def taken(self, queue: str, waited_s: float) -> None:
+        """A delivery of a queue is taken by the worker, after it waited here for so long."""
+        if waited_s > _LONGEST_S and self._sizes[queue] > self._first:
+            self._too_large.add(queue)
+
+    def too_large(self) -> Collection[str]:
+        """The queues whose windows have to be closed but for their first consumers, and opened with these again."""
+        return tuple(self._too_large)
 
     def settled(self, tag: int) -> None:
         """A delivery is acknowledged or returned."""

@@ -15,8 +15,8 @@ from idempotent.observe import counters
 from idempotent.policy import Backoff
 from idempotent.redrive import redrive
 from idempotent.testing.adapter_contract import until
-from tests.adapters.rabbitmq.member import run_for
-from tests.adapters.rabbitmq.rabbit import keep_working, numbered
+from tests.adapters.rabbitmq.member import ACK, run_for
+from tests.adapters.rabbitmq.rabbit import consumer_of, keep_working, numbered
 
 
 @pytest.mark.slow
@@ -88,6 +88,31 @@ def test_deliveries_that_wait_do_not_keep_others_away(rabbit, queue, held):
     rabbit.send(*numbered(queue, held + 5))
     # The worker takes two at once, so the broker sends two, until both wait for the owners of their keys.
     run_for(Worker(registry, rabbit.adapter(), gc_interval_s=None), lambda: len(done) == 5)
+
+
+@pytest.mark.slow
+def test_a_window_that_grew_in_an_outage_does_not_keep_messages_from_other_workers(rabbit, queue):
+    """After an outage of the store, say: meanwhile its window grew, for all that it took had to wait."""
+    adapter = rabbit.adapter()
+    adapter.capacity = 2
+    adapter.open([consumer_of(queue)])
+    rabbit.send(*numbered(queue, 200))
+    waiting = []
+
+    def grown():
+        waiting.extend(adapter.receive(10, 0.3))
+        return rabbit.consumers(queue) >= 4
+
+    until(grown, "a window that grows")
+    for delivery in waiting:
+        adapter.settle(delivery, ACK)
+    until_busy = time.monotonic() + 1.5  # all handlers are busy now, with what is sent in the place of these
+    while time.monotonic() < until_busy:
+        adapter.receive(0, 0.1)
+    adapter.receive(1, 0.3)
+    adapter.receive(0, 0.0)
+    assert rabbit.consumers(queue) == 1
+    adapter.close()
 
 
 def test_a_message_without_a_key_is_a_dead_letter_unless_the_consumer_takes_it(rabbit):
