@@ -111,16 +111,18 @@ class Database:
             f"the database {self.using!r} has another driver than {_DRIVERS[vendor]}: {_INSTEAD.get(vendor, '')}"
         )
 
-    def run(self, work: Callable[..., T], *arguments: Any) -> T:
+    def run(self, work: Callable[..., T], *arguments: Any, answer_s: float | None = None) -> T:
         """Run repeatable statements: in the open `atomic()`, or each by itself.
 
         Args:
             work: called with the driver's connection and the arguments.
             arguments: passed to `work`.
+            answer_s: left alone: how long an answer may take is up to the settings of Django's connection.
 
         Raises:
             StoreError: the database failed or did not answer.
         """
+        del answer_s
         connection = self.connection
         if connection.in_atomic_block:
             return self.run_atomically(work, *arguments)

@@ -35,7 +35,7 @@ class PauseWatch:
         self._pauses: dict[AnyConsumer, Pause] = {}
         self._paused: frozenset[AnyConsumer] = frozenset()
         self.paused: frozenset[str] = frozenset()
-        # Of these the store has not said yet whether they are paused. Those of a store that is down wait anyway.
+        # Of these the store has not said yet whether they are paused. While it is away their messages wait.
         self._unknown = frozenset(
             consumer for several in self._of.values() for consumer in several if _needs_store(consumer)
         )
@@ -49,7 +49,8 @@ class PauseWatch:
         """Ask the store of a checker, in one thread at a time. What changed is logged.
 
         Raises:
-            StoreError: the store did not answer. If it is there, and does not say, its consumers go on.
+            StoreUnavailableError: the store did not answer.
+            StoreError: the store refuses to say, for want of a table or of a right. Its consumers go on.
         """
         consumers = self._of.get(checker, ())
         if not consumers:
@@ -59,17 +60,17 @@ class PauseWatch:
         except StoreUnavailableError:
             raise
         except ConfigurationError:  # a checker of the application's, which cannot look keys up
-            self.is_silent(checker)
+            self._open(checker)
             del self._of[checker]
             return
         except Exception:
-            self.is_silent(checker)
+            self._open(checker)
             raise
         for consumer in consumers:
             self._note(consumer, found.get(consumer.name))
 
-    def is_silent(self, checker: AbstractIdempotentChecker) -> None:
-        """A store has not answered for long. Its consumers go on as if it had no pauses, until it says otherwise."""
+    def _open(self, checker: AbstractIdempotentChecker) -> None:
+        """Let the consumers of a store that does not say go on as if it had no pauses, until it says otherwise."""
         self._unknown -= frozenset(self._of.get(checker, ()))
 
     def _note(self, consumer: AnyConsumer, pause: Pause | None) -> None:

@@ -168,7 +168,6 @@ class StoreWatch:
         with self._lock:
             if self._asked is checker and self._thread.runs:
                 self._note(checker, _silent())
-                self._pauses.is_silent(checker)
 
     def _note(self, checker: AbstractIdempotentChecker, error: Exception) -> None:
         before = self._errors.get(checker)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -66,17 +67,22 @@ class Bridge:
         self._private: _PrivateLoop | None = None
         self._generation = generation.number
 
-    def run(self, function: Callable[..., T], *arguments: Any) -> T:
+    def run(self, function: Callable[..., T], *arguments: Any, within_s: float | None = None) -> T:
         """Call the function in a greenlet, and return its answer. Exceptions pass through.
 
+        Args:
+            function: awaits what it needs.
+            arguments: passed to it.
+            within_s: how long a plain thread waits for the answer, in seconds; None: any time.
+
         Raises:
-            StoreUnavailableError: nothing may be awaited here.
+            StoreUnavailableError: nothing may be awaited here, or no answer came in time.
         """
         if _is_refused():
             raise StoreUnavailableError("the store cannot be asked while a coroutine is being closed")
         if in_greenlet():
             return function(*arguments)
-        return self._started().run(function, arguments)
+        return self._started().run(function, arguments, within_s)
 
     def owns(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether it is the bridge's own loop."""
@@ -112,13 +118,15 @@ class _PrivateLoop:
         thread.start()
         self.close: Final = weakref.finalize(self, _end, self.loop, thread)
 
-    def run(self, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    def run(self, function: Callable[..., T], arguments: tuple[Any, ...], within_s: float | None) -> T:
         running = asyncio.run_coroutine_threadsafe(greenlet_spawn(function, *arguments), self.loop)
         try:
-            return running.result()
-        except BaseException:
-            running.cancel()  # if this thread was interrupted
-            raise
+            wait((running,), within_s)
+            if running.done():
+                return running.result()
+            raise StoreUnavailableError(f"the store did not answer within {within_s:g} seconds")
+        finally:
+            running.cancel()  # unless it is done: it is late, or this thread was interrupted
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

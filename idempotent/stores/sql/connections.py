@@ -80,7 +80,7 @@ class Connections:
         """
         if self.engine.dialect.name == "sqlite":
             return dialect_for(self.engine.dialect)
-        return self.run(self._look)
+        return self.run(self._look, answer_s=LONGEST_S)
 
     def _look(self, driver: DriverConnection) -> SqlDialect:
         dialect, schema = dialect_for(self.engine.dialect), self._schema
@@ -195,6 +195,8 @@ class Connections:
 class AwaitedConnections(Connections):
     """The same through an asyncio driver: in the caller's greenlet, or on the private loop of a bridge.
 
+    A driver has no limit for an answer: `answer_s` ends the wait of a plain thread, and no other.
+
     Args:
         bridge: has the private loop.
         engine: as above, of an AsyncEngine; and so are the other arguments.
@@ -212,7 +214,7 @@ class AwaitedConnections(Connections):
     @property
     def dialect(self) -> SqlDialect:
         if self._dialect is None:
-            self._dialect = self._bridge.run(super().run, self._look)
+            self._dialect = self._bridge.run(super().run, self._look, within_s=LONGEST_S)
         return self._dialect
 
     @dialect.setter
@@ -220,7 +222,8 @@ class AwaitedConnections(Connections):
         self._dialect = dialect
 
     def run(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        answer: T = self._bridge.run(partial(self._run, work, *arguments, **options))
+        within_s: float | None = options.get("answer_s")
+        answer: T = self._bridge.run(partial(self._run, work, *arguments, **options), within_s=within_s)
         return answer
 
     def _run(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:

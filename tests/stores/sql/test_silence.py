@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from idempotent import Registry
 from idempotent.adapters import MemoryBroker
-from idempotent.checkers import SqlChecker
+from idempotent.checkers import SqlChecker, TransactionalSqlChecker
+from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.pauses import pauses_of
 from idempotent.claims import Verdict
 from idempotent.errors import StoreUnavailableError
+from idempotent.stores.sql.sockets import LONGEST_S
 from idempotent.testing.proxy import Loss, Proxy
 from tests.checkers.batching.rounds import request as claim_of
-from tests.support.stores import ASYNC, Store, open_store
+from tests.support.stores import ASYNC, ASYNC_URLS, Store, open_store
 from tests.worker.running import Running, consumer_of, emptying, publish
 
 pytestmark = pytest.mark.slow
@@ -59,6 +64,36 @@ def test_it_does_not_stop_a_worker(checker: SqlChecker, proxy: Proxy, is_async: 
     Running(emptying(registry, broker, concurrency=32)).join()
     assert silent.is_set()
     assert effects == Counter(names)
+
+
+@pytest.fixture
+def checkers(
+    checker: SqlChecker, store: Store, proxy: Proxy
+) -> Iterator[dict[str, AbstractIdempotentChecker]]:
+    url = sa.make_url(store.url).set(host="127.0.0.1", port=proxy.port)
+    engine = create_async_engine(ASYNC_URLS[store.kind](url))
+    tasks = TransactionalSqlChecker(engine, table=store.table)
+    yield {"threads": checker, "asyncio": tasks}
+    tasks.close()
+    engine.sync_engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["threads", "asyncio"])
+def test_a_worker_does_not_wait_for_what_it_asks(
+    checkers: dict[str, AbstractIdempotentChecker], proxy: Proxy, driver: str
+) -> None:
+    """Whether the store takes keys, and which consumers are paused: it asks again, and is told."""
+    checker = checkers[driver]
+    questions: list[Callable[[], object]] = [checker.ping, lambda: pauses_of(checker, ["orders:default"])]
+    for question in questions:
+        question()
+        proxy.stall()
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailableError):
+            question()
+        assert time.monotonic() - began < 4 * LONGEST_S
+        proxy.go_on()
+        question()
 
 
 def test_a_server_that_answers_no_new_connection_is_unavailable(checker: SqlChecker, proxy: Proxy) -> None:
