@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from idempotent import Consumer, Message, Registry, Result, Worker
 from idempotent.adapters import Delivery, MemoryAdapter, MemoryBroker
@@ -50,7 +50,10 @@ def consumer_of(
 class Running:
     """A worker in a thread of its own."""
 
+    _started: ClassVar[list["Running"]] = []
+
     def __init__(self, worker: Worker) -> None:
+        self._started.append(self)
         self.worker = worker
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -61,6 +64,13 @@ class Running:
             self.summary = self.worker.run()
         except BaseException as error:
             self.error = error
+
+    @classmethod
+    def stop_all(cls) -> None:
+        while cls._started:
+            running = cls._started.pop()
+            running.worker.stop()
+            running.thread.join(2.0)
 
     def join(self) -> "Running":
         self.thread.join(WAIT_S)
