@@ -313,6 +313,7 @@ def redrive(
         limit: the most letters to return; None: all.
         rate: the most letters to return in a second; None: as many as the broker takes.
         canary: return so many letters first, wait until a worker has processed them, and go on only if all are done.
+            Fewer letters are waited for too.
         canary_wait_s: how long that may take, in seconds.
         dry_run: count, and change nothing.
         idle_s: seconds without a letter after which the redrive ends.
@@ -355,6 +356,8 @@ def redrive(
                     reading.pause(pause_s)
             if on_letter is not None:
                 on_letter(work.done)
+        if not dry_run and 0 < work.done.returned < first:
+            work.await_returned(wait_s)
     return work.done
 
 

@@ -301,10 +301,25 @@ class TestTheFirstLetters:
         assert shop.redrive(canary=2, canary_wait_s=1) == Redriven(returned=2, reopened=2, open=2)
         assert len(shop.broker.dead_letters("orders")) == 3
 
-    def test_a_choice_that_is_smaller_is_not_waited_for(self):
+    @pytest.mark.parametrize("limit", [None, 1], ids=["all", "limited"])
+    def test_fewer_letters_are_waited_for_too(self, limit):
         shop = Shop(*"12")
         shop.deliver(*"12")
-        assert shop.redrive(canary=3, canary_wait_s=3600) == Redriven(returned=2, reopened=2)
+        sent = 2 if limit is None else limit
+        assert shop.redrive(canary=3, canary_wait_s=1, limit=limit) == Redriven(
+            returned=sent, reopened=sent, open=sent
+        )
+
+    def test_fewer_letters_that_die_again_are_told(self):
+        shop = Shop(*"12")
+        shop.deliver(*"12")
+        done = self.redrive(shop, canary=3)
+        assert (done.returned, done.died >= 1) == (2, True)
+
+    def test_a_rehearsal_does_not_wait(self):
+        shop = Shop(*"12")
+        shop.deliver(*"12")
+        assert shop.redrive(canary=3, canary_wait_s=3600, dry_run=True) == Redriven(returned=2, reopened=2)
 
 
 class TestDropping:
