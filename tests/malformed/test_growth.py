@@ -313,7 +313,7 @@ OWN_WORDS: Final = {
     "idempotent.migrations.tables": "types of columns, from a server's catalogue",
     "idempotent.outbox.relays.condition": "what `described` has cut",
     "idempotent.processing.handler": "annotations",
-    "idempotent.redrive": "at most 300 characters",
+    "idempotent.redrive.reading": "at most 300 characters",
     "idempotent.schema": "names of tables",
 }
 

@@ -1,0 +1,9 @@
+"""Dead letters of a consumer: look at them, return them to their subject so that they run, or drop them."""
+
+from __future__ import annotations
+
+from idempotent.redrive.dropping import drop
+from idempotent.redrive.reading import ALL, Letter, LetterFilter, error_group, letters
+from idempotent.redrive.returning import Redriven, redrive
+
+__all__ = ["ALL", "Letter", "LetterFilter", "Redriven", "drop", "error_group", "letters", "redrive"]
