@@ -135,8 +135,10 @@ def url_word(url: str) -> str:
 
 
 def _place(url: str) -> str:
-    """Who uses which database where: a checker's URL and its engine's differ in the scheme, the options and escapes."""
-    return unquote(url.partition("://")[2].partition("?")[0])
+    """Who uses which server where: a checker's URL and its engine's differ in the driver, the options and escapes."""
+    scheme, _, place = url.partition("://")
+    kind = scheme.removeprefix("transactional+").removeprefix("offsets+").partition("+")[0]
+    return f"{kind}://{unquote(place.partition('?')[0])}"
 
 
 # Functions: Python reads a template like r"\1***" at its first use, which fails while an interpreter shuts down.
@@ -186,7 +188,16 @@ class ConfigurationError(IdempotentError):
 
 
 class UnknownCheckerError(ConfigurationError):
-    """No checker of that name is registered."""
+    """No checker of that name is registered.
+
+    Attributes:
+        name: the name; None: it is not shown, because it may be a URL with a password.
+    """
+
+    def __init__(self, message: str | None = None, name: str | None = None) -> None:
+        """Use `message`, or the first line of the class docstring."""
+        super().__init__(message)
+        self.name: Final = name
 
 
 class MissingExtraError(ConfigurationError, ImportError):

@@ -123,7 +123,8 @@ class Registry:
             )
         raise UnknownCheckerError(
             f"no checker is named {checker!r}; known: {known}. "
-            f"Register it: registry.checker({checker!r}, SqlChecker(...))"
+            f"Register it: registry.checker({checker!r}, SqlChecker(...))",
+            checker,
         )
 
     def override(self, name: str, checker: AbstractIdempotentChecker) -> AbstractContextManager[None]:

@@ -19,7 +19,7 @@ from idempotent.adapters.rabbitmq.management import Management
 from idempotent.adapters.rabbitmq.server import Server
 from idempotent.adapters.rabbitmq.topology import Topology, version_of
 from idempotent.adapters.reconnecting import describe
-from idempotent.admin import Finding, Level
+from idempotent.admin import DEAD_LIST, Finding, Level
 from idempotent.errors import AdapterError
 
 _ANSWER_S: Final = 20.0
@@ -66,7 +66,7 @@ def rabbitmq_findings(
                     yield Finding(
                         Level.WARNING,
                         f"dead letters wait in {name}: {messages:,}",
-                        "idempotent dead list MODULE:CONSUMER --broker URL",
+                        DEAD_LIST,
                     )
     finally:
         with suppress(*LOST, TimeoutError):
@@ -115,7 +115,8 @@ def _missing_or_refused(
         return Finding(
             Level.ERROR,
             f"the queue {name} is exclusive: it belongs to one connection, and goes with it",
-            "declare it as a durable queue that is not exclusive",
+            "the client that made it has to close its connection, which deletes the queue, and to declare it durable "
+            "and not exclusive; a worker that starts meanwhile makes it so",
         )
     if not is_missing(fault):
         return Finding(Level.ERROR, f"the queue {name} cannot be used: {describe(fault)}")
@@ -144,7 +145,6 @@ def _arguments(
     there: Mapping[str, str],
     version: tuple[int, int],
 ) -> Iterator[Finding]:
-    vhost = "" if server.vhost == "/" else f"-p {quote(server.vhost)} "
     yield Finding(
         Level.ADVICE,
         "the broker does not tell its consumer_timeout, which by default returns a message after 30 minutes with a "
@@ -156,7 +156,7 @@ def _arguments(
             Level.ADVICE,
             "AMQP tells neither the type of a queue, nor its limits, nor its policies",
             "put ?management=http://host:15672 into the broker's URL, or look: rabbitmqctl list_queues "
-            f"{vhost}name type durable auto_delete arguments effective_policy_definition",
+            f"{_of_vhost(server.vhost)}name type durable auto_delete arguments effective_policy_definition",
         )
         return
     try:
@@ -169,6 +169,11 @@ def _arguments(
         yield from queue_findings(
             about, dead=topology.dead(there[name]), nodes=nodes, has_default_limit=version >= _LIMIT_SINCE
         )
+
+
+def _of_vhost(vhost: str) -> str:
+    """The option of rabbitmqctl."""
+    return "" if vhost == "/" else f"-p {quote(vhost)} "
 
 
 def queue_findings(
@@ -195,7 +200,7 @@ def queue_findings(
 
 def _ends(about: Mapping[str, Any]) -> Iterator[Finding]:
     """Whether the queue may go, with the messages in it."""
-    name = about["name"]
+    name, of_vhost = about["name"], _of_vhost(about.get("vhost", "/"))
     for is_so, what in (
         (
             not about.get("durable", True),
@@ -209,7 +214,11 @@ def _ends(about: Mapping[str, Any]) -> Iterator[Finding]:
     ):
         if is_so:
             yield Finding(
-                Level.ERROR, f"the queue {name} {what}", "declare it anew, durable and without these"
+                Level.ERROR,
+                f"the queue {name} {what}",
+                "a queue that exists cannot be changed: let its messages be consumed, delete it (rabbitmqctl "
+                f"delete_queue {of_vhost}{quote(name)} --if-empty), and make it durable, without auto_delete and not "
+                "exclusive, as a worker does when it starts",
             )
     if (after_ms := _setting(about, "expires")) is not None:
         yield Finding(

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from idempotent.errors import ConfigurationError, remember_word
 
 URL_VARIABLE: Final = "IDEMPOTENT_URL"
+BROKER_VARIABLE: Final = "IDEMPOTENT_BROKER"
 _ENVIRONMENT: Final = "env:"
 # `transactional+env:VARIABLE`: what stands before the scheme may stand before the variable, or in it.
 _FROM_ENVIRONMENT: Final = re.compile(r"((?:[a-z]+\+)?)env:(.*)", re.DOTALL)
@@ -29,8 +30,9 @@ def url_in(word: str) -> str:
     """
     found = _FROM_ENVIRONMENT.fullmatch(word)
     if found is None:
-        if word == os.environ.get(URL_VARIABLE):
-            remember_word(word, f"{_ENVIRONMENT}{URL_VARIABLE}")
+        for variable in (URL_VARIABLE, BROKER_VARIABLE):
+            if word == os.environ.get(variable):
+                remember_word(word, f"{_ENVIRONMENT}{variable}")
         return word
     prefix, name = found.groups()
     url = os.environ.get(name, "")

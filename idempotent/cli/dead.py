@@ -16,7 +16,7 @@ from idempotent.adapters.base import Adapter
 from idempotent.adapters.urls import letters_adapter_from_url
 from idempotent.claims import KeyStatus
 from idempotent.cli.exits import ExitCode, epilog
-from idempotent.cli.modules import consumer_at, consumers_at, register_checkers
+from idempotent.cli.modules import consumer_at, consumers_at, reference_of, register_checkers
 from idempotent.cli.options import (
     BrokerOption,
     CheckersOption,
@@ -41,6 +41,7 @@ from idempotent.cli.terminal.output import (
     tell,
 )
 from idempotent.consumer import AnyConsumer
+from idempotent.errors import mask, url_word
 from idempotent.redrive import ALL, Letter, LetterFilter, drop, letters
 from idempotent.registry import Registry
 from idempotent.views.letters import ErrorGroup, by_error, died, in_full, row
@@ -160,14 +161,12 @@ def list_letters(
         show_rows(rows, as_json=as_json, otherwise=_NO_LETTER)
         if as_json:
             return
-        first = next((each for theirs in found.values() for each in theirs), None)
-        if first is not None:
-            what = plain(quote(target)) if len(consumers) == 1 else "MODULE:CONSUMER"
-            note(
-                f"To see one: idempotent dead show {what} {_LETTER}; to return a group: idempotent redrive {what} "
-                f"--error {first.error}; to drop one: idempotent dead drop {what} --letter {_LETTER}; each with "
-                "--broker and --checker."
-            )
+        if first := next(((consumer, theirs[0]) for consumer, theirs in found.items() if theirs), None):
+            what, error = plain(quote(reference_of(first[0]))), first[1].error
+            options = plain(_options_given(broker, checker))
+            note(f"To see one: idempotent dead show {what} {_LETTER} {options}")
+            note(f"To return a group: idempotent redrive {what} --error {error} {options}")
+            note(f"To drop one: idempotent dead drop {what} --letter {_LETTER} --note WHY {options}")
         if limit is None and only == ALL:
             for consumer, theirs in found.items():
                 _tell_of_keys_without_a_letter(consumer, theirs)
@@ -281,6 +280,15 @@ def drop_letters(
     tell(text, as_json=as_json, consumer=consumer.name, dropped=dropped)
     if dropped < len(found):
         raise typer.Exit(ExitCode.ATTENTION)
+
+
+def _options_given(broker: str, checkers: Sequence[str] | None) -> str:
+    """The options that name the broker and the store to another command, without passwords."""
+    words = [f"--broker {url_word(broker)}"]
+    for each in checkers or ():
+        name, _, url = each.partition("=")
+        words.append(f"--checker {quote(each if mask(url) == url else f'{name}=env:VARIABLE')}")
+    return " ".join(words)
 
 
 def _group_row(group: ErrorGroup[Letter], *, as_json: bool) -> dict[str, Any]:

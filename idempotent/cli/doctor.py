@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
+from dataclasses import replace
 from shlex import quote
 from typing import Annotated, Final
+from urllib.parse import urlencode
 
 import typer
 
 from idempotent.adapters import adapter_from_url
-from idempotent.admin import Finding, KeyAdmin, KeyFilter, Level
+from idempotent.admin import DEAD_LIST, Finding, KeyAdmin, KeyFilter, Level
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.leading import is_ours
 from idempotent.checkers.pauses import pauses_in
@@ -28,10 +30,18 @@ from idempotent.cli.options import (
     in_words,
     seconds,
 )
-from idempotent.cli.redrive import REDRIVE
-from idempotent.cli.stores import ANSWER_TIMEOUT_S, checker_at, ledger_of, outbox_at
+from idempotent.cli.stores import ANSWER_TIMEOUT_S, checker_at, ledger_of, outbox_at, tables
 from idempotent.cli.terminal.output import emit, plain, progress, say
-from idempotent.errors import AdapterError, ConfigurationError, SchemaError, StoreError, mask
+from idempotent.consumer import AnyConsumer
+from idempotent.errors import (
+    AdapterError,
+    ConfigurationError,
+    SchemaError,
+    StoreError,
+    UnknownCheckerError,
+    mask,
+    url_word,
+)
 from idempotent.keys import consumer_in
 from idempotent.outbox.admin import OutboxAdmin
 from idempotent.outbox.sql import AHEAD_US
@@ -98,37 +108,94 @@ def doctor(
     findings: list[Finding] = []
     fault = ExitCode.OK
     with progress("checking", quiet=as_json):
+        subjects, checkers = _declared(None if subject else target)
+        given = {
+            "MODULE": None if target is None else quote(target),
+            "--broker URL": f"--broker {url_word(broker[0])}" if broker and len(broker) == 1 else None,
+            "--checker NAME=URL": _checker_options(checkers, url, table, prefix),
+        }
         for each in broker or ():
             try:
-                findings += adapter_from_url(each).findings(
-                    _subjects(target, subject or ()), horizon_s=redelivery_horizon
-                )
+                found = adapter_from_url(each).findings(subject or subjects, horizon_s=redelivery_horizon)
+                findings += _filled(found, {**given, "--broker URL": f"--broker {url_word(each)}"})
             except AdapterError as error:
                 findings.append(Finding(Level.ERROR, str(error)))
                 fault = ExitCode.BROKER
         try:
             if url:
                 with checker_at(url, table=table, prefix=prefix) as checker:
-                    findings += _look(checker, redelivery_horizon, url, table, prefix)
+                    findings += _filled(_look(checker, redelivery_horizon, url, table, prefix), given)
+            else:
+                findings.append(
+                    Finding(
+                        Level.ADVICE,
+                        "no store of keys is looked at",
+                        "give the one of the consumers: --url URL, or the variable IDEMPOTENT_URL",
+                    )
+                )
         except StoreError as error:
             findings.append(Finding(Level.ERROR, str(error)))
             if not isinstance(error, SchemaError):
                 fault = ExitCode.STORE
-    _show(findings, as_json=as_json)
+    _show(
+        findings,
+        as_json=as_json,
+        healthy="Healthy."
+        if url
+        else "Nothing wrong was found at the broker. No store of keys was looked at: give --url.",
+    )
     if fault is ExitCode.OK and any(each.level in (Level.WARNING, Level.ERROR) for each in findings):
         fault = ExitCode.ATTENTION
     raise typer.Exit(fault)
 
 
-def _subjects(target: str | None, given: Collection[str]) -> list[str]:
-    """The subjects to check: those given, or else those of the module's consumers."""
-    if given or target is None:
-        return [*given]
+def _declared(target: str | None) -> tuple[list[str], list[str]]:
+    """The subjects of a module's consumers, and the names of checkers that it leaves to `--checker`."""
+    if target is None:
+        return [], ["NAME"]
     registry = registry_at(target)
     try:
-        return [*dict.fromkeys(consumer.subject for consumer in registry.consumers.values())]
+        consumers = registry.consumers.values()
+        return [*dict.fromkeys(each.subject for each in consumers)], _unknown_checkers(consumers)
     finally:
         registry.close()
+
+
+def _unknown_checkers(consumers: Iterable[AnyConsumer]) -> list[str]:
+    names: list[str] = []
+    for consumer in consumers:
+        try:
+            consumer.checker  # noqa: B018 - it may be missing
+        except UnknownCheckerError as error:
+            names.append(error.name or "NAME")
+        except ConfigurationError:
+            continue  # the command that is advised explains it
+    return [*dict.fromkeys(names)]
+
+
+def _checker_options(names: Collection[str], url: str | None, table: str | None, prefix: str | None) -> str:
+    """The options of a command that has consumers and the store that was given here."""
+    where = "URL" if url is None or len(names) > 1 else _checker_word(url, table, prefix)
+    return " ".join(f"--checker {quote(name)}={where}" for name in names)
+
+
+def _checker_word(url: str, table: str | None, prefix: str | None) -> str:
+    """The store of `--url`, `--table` and `--prefix` as the URL of a checker, without a password."""
+    more = urlencode({**tables(url, table), **({} if prefix is None else {"prefix": prefix})})
+    word = url_word(url)
+    if word.startswith("env:"):
+        word = f"{scheme_of(url).removed}{word}"
+        return f"{word} (in the variable the URL with {'&' if '?' in url else '?'}{more})" if more else word
+    return quote(f"{url}{'&' if '?' in url else '?'}{more}") if more else word
+
+
+def _filled(findings: Iterable[Finding], given: Mapping[str, str | None]) -> Iterator[Finding]:
+    """The findings, with what the user gave in the place of these words, so that their commands can be pasted."""
+    for finding in findings:
+        hint = finding.hint
+        for word, known in given.items():
+            hint = hint if known is None else hint.replace(f" {word}", f" {known}" if known else "")
+        yield replace(finding, hint=hint)
 
 
 def _look(
@@ -220,7 +287,7 @@ def _waiting(admin: KeyAdmin, options: str) -> Iterator[Finding]:
         yield Finding(
             Level.ADVICE,
             "dead letters of brokers are not counted by the store: a message whose key was reopened stays one",
-            f"return them: {REDRIVE}",
+            f"idempotent redrive returns them; look for them first: {DEAD_LIST}",
         )
 
 
@@ -256,7 +323,7 @@ def _clock(admin: KeyAdmin, table: str, *, sql: bool) -> Iterator[Finding]:
     )
 
 
-def _show(findings: list[Finding], *, as_json: bool) -> None:
+def _show(findings: list[Finding], *, as_json: bool, healthy: str) -> None:
     if as_json:
         for finding in findings:
             emit(level=finding.level.value, what=mask(finding.what), hint=mask(finding.hint))
@@ -271,4 +338,4 @@ def _show(findings: list[Finding], *, as_json: bool) -> None:
     if errors or warnings:
         say(f"[bold]{count(errors, 'error')}, {count(warnings, 'warning')}.[/bold]")
     else:
-        say("[bold green]Healthy.[/bold green]")
+        say(f"[bold green]{healthy}[/bold green]")

@@ -49,6 +49,13 @@ def home_of(consumer: AnyConsumer) -> str:
     return str(getattr(getattr(consumer, "__wrapped__", None), "__module__", ""))
 
 
+def reference_of(consumer: AnyConsumer) -> str:
+    """The consumer as `MODULE:name`; those words themselves if its handler's module has no such name."""
+    module = sys.modules.get(home_of(consumer))
+    names = [] if module is None else [name for name, value in vars(module).items() if value is consumer]
+    return f"{home_of(consumer)}:{names[0]}" if names else "MODULE:CONSUMER"
+
+
 def consumer_at(reference: str) -> tuple[Registry, AnyConsumer]:
     """The registry and the consumer of `MODULE:name`.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
-from idempotent.cli.configuration import URL_VARIABLE, url_in
+from idempotent.cli.configuration import BROKER_VARIABLE, URL_VARIABLE, url_in
 from idempotent.cli.terminal.logs import LogFormat
 from idempotent.views.keys import Status
 
@@ -133,7 +133,7 @@ LapsedOption: TypeAlias = Annotated[
 _WHERE_MESSAGES_ARE: Final = typer.Option(
     "--broker",
     metavar="URL",
-    envvar="IDEMPOTENT_BROKER",
+    envvar=BROKER_VARIABLE,
     show_default=False,
     callback=_urls_in,
     help="Where the messages are; the adapter's options follow the ?. Or env:VARIABLE.",

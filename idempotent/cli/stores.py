@@ -57,7 +57,7 @@ def checker_at(
         raise ConfigurationError("--prefix is for Redis; an SQL store has a table: --table")
     if prefix is not None:
         options["prefix"] = prefix
-    checker = open_checker(url, **_tables(url, table), **options)
+    checker = open_checker(url, **tables(url, table), **options)
     limit_waits(checker)
     try:
         yield checker
@@ -65,7 +65,7 @@ def checker_at(
         checker.close()
 
 
-def _tables(url: str, given: str | None) -> dict[str, str]:
+def tables(url: str, given: str | None) -> dict[str, str]:
     """What `--table [SCHEMA.]NAME` says. SQLite's tables are in no schema.
 
     Raises:
@@ -103,7 +103,7 @@ def database_of(
     if scheme.kind is not StoreKind.SQL:
         raise ConfigurationError(otherwise)
     address, of_url = parted(url)
-    named = {**of_url, **_tables(url, table)}
+    named = {**of_url, **tables(url, table)}
     return without_asyncio(scheme.store_url(address)), named.get("table", DEFAULT_TABLE), named.get("schema")
 
 

@@ -339,8 +339,8 @@ FAULTS: Final = (
     Fault(
         "migrate and doctor pass over what the URL of a checker says of its tables",
         "idempotent/cli/stores.py",
-        "    named = {**of_url, **_tables(url, table)}\n",
-        "    named = _tables(url, table)\n",
+        "    named = {**of_url, **tables(url, table)}\n",
+        "    named = tables(url, table)\n",
         "tests/cli/outbox/test_typed.py -k 'url_of_a_checker and postgres'",
     ),
     Fault(

@@ -2,6 +2,8 @@
 
 import secrets
 
+from tests.cli.support import at
+
 
 def levels(answer, part):
     return [line["level"] for line in answer.lines if part in line["what"]]
@@ -22,13 +24,19 @@ def test_the_broker_is_asked_and_what_stomp_does_not_tell_is_advice(cli, stomp_u
 
 def test_a_broker_that_is_not_there_has_an_exit_code_of_its_own(cli, stomp_url):
     answer = cli("doctor", "--broker", "stomp://127.0.0.1:1", "--json")
-    assert (answer.code, answer.line["level"]) == (5, "error")
+    assert (answer.code, answer.lines[0]["level"]) == (5, "error")
 
 
 def test_a_broker_of_another_kind_is_not_looked_at_and_says_so(cli):
     answer = cli("doctor", "--broker", "memory://shop", "--json")
     assert (answer.code, levels(answer, "is not looked at")) == (0, ["advice"])
-    assert cli("doctor", "--broker", "memory://shop").out.endswith("Healthy.\n")
+
+
+def test_a_broker_alone_is_not_called_healthy(cli, sqlite_store):
+    said = cli("doctor", "--broker", "memory://shop").out
+    assert "Healthy" not in said
+    assert "No store of keys was looked at: give --url." in said
+    assert cli("doctor", "--broker", "memory://shop", *at(sqlite_store)).out.endswith("Healthy.\n")
 
 
 def test_a_choice_of_subjects_needs_a_broker(cli, sqlite_store):

@@ -108,8 +108,8 @@ def test_records_that_outlive_the_keys_are_found(doctor, broker):
 @pytest.mark.slow  # it is given ten seconds
 def test_a_broker_that_is_not_there_has_an_exit_code_of_its_own(cli):
     answer = cli("doctor", "--broker", "kafka://127.0.0.1:1", "--json")
-    assert (answer.code, answer.line["level"]) == (5, "error")
-    assert "127.0.0.1:1" in answer.line["what"]
+    assert (answer.code, answer.lines[0]["level"]) == (5, "error")
+    assert "127.0.0.1:1" in answer.lines[0]["what"]
 
 
 def facts(replicas, in_sync, least):

@@ -62,7 +62,9 @@ def test_the_module_names_the_queues_and_nothing_is_made_consumed_or_changed(cli
     )
     before = _queues(rabbit, queue)
     answer = cli("doctor", "doctor_shop:registry", "--broker", rabbit.url, "--json")
-    assert levels(answer, f"dead letters wait in {queue}.dead: 1") == ["warning"]
+    (found,) = (line for line in answer.lines if f"dead letters wait in {queue}.dead: 1" in line["what"])
+    typed = "idempotent dead list doctor_shop:registry --broker env:VARIABLE --checker db=URL"
+    assert (found["level"], found["hint"]) == ("warning", typed)
     assert _queues(rabbit, queue) == before == {queue: 1, f"{queue}.dead": 1}
 
 
@@ -88,9 +90,9 @@ def test_an_exclusive_queue_is_found(cli, rabbit):
 
 def test_a_broker_that_is_not_there_or_refuses_has_an_exit_code_of_its_own(cli, rabbit):
     answer = cli("doctor", "--broker", "amqp://me:geheim@127.0.0.1:1", "--json")
-    assert (answer.code, answer.line["level"]) == (5, "error")
+    assert (answer.code, answer.lines[0]["level"]) == (5, "error")
     refused = cli("doctor", "--broker", rabbit.url.replace(":idempotent@", ":geheim@"), "--json")
-    assert (refused.code, "user name or the password" in refused.line["what"]) == (5, True)
+    assert (refused.code, "user name or the password" in refused.lines[0]["what"]) == (5, True)
     assert "geheim" not in answer.out + refused.out
 
 
@@ -193,6 +195,12 @@ def test_what_needs_a_cluster_or_a_newer_broker_is_judged_by_what_it_would_tell(
 ):
     found = queue_findings(about, dead="q.dead", nodes=nodes, has_default_limit=default_limit)
     assert [each.level for each in found] == [level]
+
+
+def test_a_queue_that_is_not_durable_comes_with_what_deletes_it():
+    about = KEEPS | {"durable": False, "vhost": "my shop"}
+    (found,) = queue_findings(about, dead="q.dead", nodes=1, has_default_limit=True)
+    assert "rabbitmqctl delete_queue -p 'my shop' q --if-empty" in found.hint
 
 
 def test_a_management_url_with_a_password_of_its_own_is_refused_without_it(cli):

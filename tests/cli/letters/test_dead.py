@@ -1,6 +1,7 @@
 """`idempotent dead` and what chooses letters for `idempotent redrive`, over the broker of memory://."""
 
 import secrets
+import shlex
 
 import pytest
 
@@ -95,6 +96,37 @@ def test_a_module_stands_for_all_its_consumers(cli, shop):
         assert [(row["consumer"], row["letters"]) for row in rows] == [
             ("orders:billing", n) for n in (2, 1, 1)
         ]
+
+
+@pytest.mark.parametrize("from_environment", [False, True], ids=["typed", "environment"])
+def test_what_doctor_and_the_list_say_to_type_works_as_it_is(cli, shop, monkeypatch, from_environment):
+    broker, store = f"memory://{shop}", "sqlite:///keys.db"
+    assert cli("keys", "reopen", "--status", "dead", "--yes", "--url", store).code == 0
+    words = ["--broker", broker, "--url", store]
+    if from_environment:
+        monkeypatch.setenv("IDEMPOTENT_BROKER", broker)
+        monkeypatch.setenv("IDEMPOTENT_URL", store)
+        words, broker, store = [], "env:IDEMPOTENT_BROKER", "env:IDEMPOTENT_URL"
+    (said,) = (
+        line["hint"]
+        for line in cli("doctor", f"{shop}:registry", *words, "--json").lines
+        if "dead letters of brokers" in line["what"]
+    )
+    typed = said.rpartition("idempotent ")[2]
+    assert typed == f"dead list {shop}:registry --broker {broker} --checker db={store}"
+    listed = cli(*shlex.split(typed), "--idle", "0.2")
+    assert (listed.code, "order 1 has no amount" in listed.out) == (0, True)
+    (again,) = (line for line in listed.err.splitlines() if line.startswith("To return a group: "))
+    redrive = shlex.split(again.partition("idempotent ")[2])
+    assert cli(*redrive, "--idle", "0.2", "--dry-run").code == 0
+
+
+def test_a_table_of_its_own_is_in_what_doctor_says_to_type(cli, shop):
+    upgrade("sqlite:///keys.db", table="own_keys")
+    words = ("--broker", f"memory://{shop}", "--url", "sqlite:///keys.db", "--table", "own_keys")
+    said = cli("doctor", f"{shop}:registry", *words).out
+    assert "--checker db='sqlite:///keys.db?table=own_keys'" in said
+    assert "MODULE --broker memory" in cli("doctor", *words).out
 
 
 def test_each_letter_is_a_row_and_can_be_chosen(run):
