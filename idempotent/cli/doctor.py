@@ -51,6 +51,8 @@ from idempotent.views.text import count
 
 # Enough to see the retention of every active consumer; few enough to read in one go.
 _SAMPLE: Final = 2000
+_RUN_WAITS_S: Final = 3600.0
+_SHOWN_RUNS: Final = 5
 _MARKS: Final = {
     Level.ERROR: "[bold red]error:[/bold red]",
     Level.WARNING: "[yellow]warning:[/yellow]",
@@ -224,11 +226,32 @@ def _look(
 
 
 def _runs(url: str, table: str | None, prefix: str | None) -> Iterator[Finding]:
-    from idempotent.adapters.spark.ledger import open_store
-    from idempotent.adapters.spark.ledger.findings import run_findings
+    """Spark's runs that no driver has had for an hour, the oldest first; others wait for their keys."""
+    from idempotent.adapters.spark.ledger import RunState, open_store
 
     with closing(open_store(ledger_of(url, table, prefix))) as store:
-        yield from run_findings(store)
+        waiting = store.waiting(_RUN_WAITS_S)
+    for state, what, hint in (
+        (
+            RunState.OPEN,
+            "OPEN, so the next run that meets its keys aborts it",
+            "begin it again with this run_id; or leave it, if its input comes in another run",
+        ),
+        (
+            RunState.PREPARED,
+            "PREPARED, so it may have published, and other runs wait for its keys",
+            "begin it again with this run_id; if that never succeeds: docs/spark.md, A publication that never succeeds",
+        ),
+    ):
+        if found := [each for each in waiting if each.state is state]:
+            names = ", ".join(each.name for each in found[:_SHOWN_RUNS])
+            more = f" and {len(found) - _SHOWN_RUNS} more" if len(found) > _SHOWN_RUNS else ""
+            yield Finding(
+                Level.WARNING,
+                f"{len(found)} of Spark's runs {'has' if len(found) == 1 else 'have'} had no driver for up to "
+                f"{found[0].lapsed_s / 3600:,.1f} h ({what}): {names}{more}",
+                hint,
+            )
 
 
 def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
