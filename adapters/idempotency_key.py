@@ -220,7 +220,10 @@ class Problem(Enum):
         "answer-not-stored",
         409,
         "The request was carried out before",
-        "Its answer was too long to be stored, or cannot be read. The request does not run again.",
+        (
+            "There is no stored answer to send: it was too long, it cannot be read, or a person has recorded that the "
+            "request took effect. It does not run again."
+        ),
     )
     EFFECT_UNKNOWN = (
         "effect-unknown",

@@ -173,10 +173,21 @@ def test_doctor_and_show_know_that_a_dead_letter_stays_whose_key_is_gone(cli, sq
     assert "idempotent redrive" in answer.out
 
 
-def test_after_done_nothing_is_to_do(cli, sqlite_store):
+@pytest.mark.parametrize(
+    "which",
+    [
+        ("orders.paid:billing:1",),
+        ("orders.paid:billing:new", "--create"),
+        ("--status", "dead", "--yes"),
+    ],
+    ids=["one", "new", "many"],
+)
+def test_after_done_nothing_is_to_do_and_what_copies_get_is_told(cli, sqlite_store, which):
     dead(sqlite_store, BILLING.key("1"))
-    answer = cli("keys", "resolve", "orders.paid:billing:1", "--done", *at(sqlite_store))
+    answer = cli("keys", "resolve", *which, "--done", *at(sqlite_store))
+    assert answer.code == 0
     assert "redrive" not in answer.err
+    assert "a copy of an HTTP request gets 409 answer-not-stored" in answer.err
 
 
 def test_keys_that_differ_in_blanks_look_different(cli, sqlite_store):

@@ -57,6 +57,10 @@ from idempotent.views.text import count
 
 _SCREENFUL: Final = 100
 _LETTER: Final = f"If a broker delivered its message, that is a dead letter. To return it: {REDRIVE}"
+_NO_RESULT: Final = (
+    "A later delivery is a duplicate. No result is stored with it: a copy of an HTTP request gets 409 "
+    "answer-not-stored, and a repeated call a ResultNotStoredError."
+)
 _UNSEEN: Final = (
     "A transactional consumer keeps no visible key while its handler runs: the log of its worker names what runs "
     "for long (message_takes_long)."
@@ -263,6 +267,8 @@ def _create(checker: AbstractIdempotentChecker, key: str, *, as_json: bool) -> b
     if verdict is Verdict.ACQUIRED:
         text = f"[green]Done:[/green] {plain(key)} marked done (was: not stored, waiting, or its lease had ended)."
         tell(text, as_json=as_json, key=key, was=None, changed=True)
+        if not as_json:
+            note(_NO_RESULT)
         return True
     if verdict is Verdict.IN_PROGRESS and checker.admin().get(wanted) is None:
         why = "it is being processed, in a transaction that is still open. That has no lease. Wait until it ends"
@@ -343,8 +349,12 @@ def _change_one(
         _left_alone(checker, found.text, _why_not(found), was=was, as_json=as_json)
     text = f"[green]Done:[/green] {plain(found.text)} {change.past} (was: {was})."
     tell(text, as_json=as_json, key=found.text, was=was, changed=True)
-    if change is _REOPEN and found.status is KeyStatus.DEAD and not as_json:
+    if as_json:
+        return
+    if change is _REOPEN and found.status is KeyStatus.DEAD:
         note(_LETTER)
+    elif change is _DONE and not done:
+        note(_NO_RESULT)
 
 
 def _change_many(
@@ -378,11 +388,14 @@ def _change_many(
             said(f"{changed + left:,} of {count(total, 'key')}")
     text = f"[green]Done:[/green] {count(changed, 'key')} {change.past}."
     tell(text, as_json=as_json, changed=changed, left_alone=left)
-    if changed and change is _REOPEN and KeyStatus.DEAD in (meant.statuses or KeyStatus) and not as_json:
-        note(_LETTER)
-    if left:
-        if not as_json:
+    if not as_json:
+        if changed and change is _DONE:
+            note(_NO_RESULT)
+        elif changed and KeyStatus.DEAD in (meant.statuses or KeyStatus):
+            note(_LETTER)
+        if left:
             note(f"[yellow]Left alone:[/yellow] {left:,}, being processed or changed meanwhile.")
+    if left:
         raise typer.Exit(ExitCode.ATTENTION)
 
 

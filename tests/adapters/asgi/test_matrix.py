@@ -235,6 +235,10 @@ ROWS: list[tuple[str, str, dict[str, Any], Callable[[Client], httpx.Response]]] 
 ]
 # These need a death, or a store that is away: test_deaths.py, and below.
 ELSEWHERE = [
+    (
+        "is the copy of one that a person has marked as done, by `keys resolve --done`",
+        "409 `answer-not-stored`",
+    ),
     ("is the copy of one in which its process died", "runs again"),
     (
         'is the copy of one in which its process died, with `on_expired_lease="park"`',

@@ -247,7 +247,10 @@ ROWS: dict[str, tuple[str, Callable[[Caller], Any]]] = {
         "runs again; what the first wrote was rolled back",
         is_not_stored,
     ),
-    "is the copy of one whose answer was longer than `max_body`": ("409 `answer-not-stored`", answered_long),
+    "is the copy of one whose answer was longer than `max_body`, or that a person has marked as done": (
+        "409 `answer-not-stored`",
+        answered_long,
+    ),
     "has a key, and the store does not answer": ("503 `unavailable` and `Retry-After: 1`", store_is_away),
 }
 

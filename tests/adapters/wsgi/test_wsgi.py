@@ -18,7 +18,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from idempotent import ConfigurationError
 from idempotent.adapters.wsgi import SESSION, IdempotencyKeyMiddleware, authorization
+from idempotent.admin import KeyFilter
 from idempotent.checkers import MemoryChecker, TransactionalSqlChecker
+from idempotent.claims import KeyStatus
 from idempotent.migrations import upgrade
 from tests.adapters.asgi.serving import USER
 from tests.adapters.asgi.test_matrix import ROWS, demand
@@ -145,7 +147,14 @@ def test_what_an_interrupted_request_leaves_waits_for_a_person_where_deaths_do(k
             app(environ, lambda *_: None)
         client.shop.error = None
         app(environ, lambda status, _: statuses.append(status))
-    assert statuses == ["409 Conflict"]
+        assert statuses == ["409 Conflict"]
+        admin = kind.checker.admin()
+        (record,) = admin.list(KeyFilter("http:tests", frozenset({KeyStatus.DEAD})))
+        assert admin.mark_done(record)
+        (answer,) = app(environ, lambda status, _: statuses.append(status))
+        assert statuses[1:] == ["409 Conflict"]
+        assert b"answer-not-stored" in answer
+        assert b"a person has recorded that the request took effect" in answer
 
 
 def test_a_body_that_is_not_whole_runs_nothing_and_the_whole_one_does() -> None:
