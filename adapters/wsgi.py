@@ -109,14 +109,22 @@ class IdempotencyKeyMiddleware:
         begun: list[Any] = []
         parts: list[bytes] = []
 
-        def start(status: str, headers: list[tuple[str, str]], _: Any = None) -> Callable[[bytes], object]:
+        def start(
+            status: str, headers: list[tuple[str, str]], failed: Any = None
+        ) -> Callable[[bytes], object]:
+            # As a server does (PEP 3333), for which an answer has begun with the first bytes of its body.
+            if failed and any(parts):
+                raise failed[1].with_traceback(failed[2])
+            if begun and not failed:
+                raise RuntimeError("start_response was called before, and without exc_info")
             begun[:] = status, headers
             return parts.append
 
         try:
             answer: Any = self._app({**environ, "wsgi.input": body, SESSION: session}, start)
             with closing(answer) if hasattr(answer, "close") else nullcontext():
-                parts.extend(answer)
+                for part in answer:  # seen by `start`, which may be called in between
+                    parts.append(part)  # noqa: PERF402
             status, headers = begun
         except DoomedTransactionError:
             raise

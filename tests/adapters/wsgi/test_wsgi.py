@@ -182,6 +182,67 @@ def test_what_is_no_answer_is_an_error_of_the_application(answer: Any) -> None:
         app({**environ, "wsgi.input": io.BytesIO()}, lambda *_: None)
 
 
+def answers_of(app: Any) -> list[tuple[str, bytes]]:
+    """What two requests with one key get."""
+    protected = IdempotencyKeyMiddleware(app, checker=MemoryChecker(), group="tests", scope=lambda _: "u")
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/", "HTTP_IDEMPOTENCY_KEY": "k"}
+    statuses: list[str] = []
+    bodies = [
+        b"".join(protected({**environ, "wsgi.input": io.BytesIO()}, lambda *begun: statuses.append(begun[0])))
+        for _ in range(2)
+    ]
+    return list(zip(statuses, bodies, strict=True))
+
+
+def test_an_answer_that_an_error_takes_the_place_of_is_not_sent() -> None:
+    runs = []
+
+    def charge(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        runs.append(environ)
+        start_response("200 OK", [])
+        yield b""
+        try:
+            int("a bug")
+        except ValueError:
+            start_response("500 Oops", [], sys.exc_info())
+        yield b"sorry"
+
+    assert answers_of(charge) == [("500 Oops", b"sorry")] * 2
+    assert len(runs) == 2
+
+
+def test_an_error_behind_the_begin_of_an_answer_is_raised() -> None:
+    def charge(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        yield b"char"
+        try:
+            int("a bug")
+        except ValueError:
+            start_response("500 Oops", [], sys.exc_info())
+        yield b"sorry"
+
+    with pytest.raises(ValueError, match="a bug"):
+        answers_of(charge)
+
+
+def test_an_answer_that_begins_twice_is_an_error_of_the_application() -> None:
+    def charge(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        start_response("200 OK", [])
+        start_response("201 Created", [])
+        return [b"charged"]
+
+    with pytest.raises(RuntimeError, match="without exc_info"):
+        answers_of(charge)
+
+
+def test_a_stored_answer_has_the_usual_words_of_its_status() -> None:
+    def charge(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        start_response("201 Charged", [])
+        return [b"charged"]
+
+    assert answers_of(charge) == [("201 Charged", b"charged"), ("201 Created", b"charged")]
+
+
 def test_a_constraint_that_fails_at_the_commit_is_an_error_of_the_application(tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
     sa.event.listen(engine, "connect", lambda driver, _: driver.execute("PRAGMA foreign_keys = ON"))
