@@ -165,7 +165,12 @@ def json_reader(annotation: Any, to_model: Callable[[Any, Any], Any]) -> Callabl
     except ImportError as error:
         raise MissingExtraError("msgspec", "codecs") from error
     try:
-        unknown = next(_unknown_types(msgspec.inspect.type_info(annotation)), None)
+        customs = (
+            each.cls
+            for each in types_in(msgspec.inspect.type_info(annotation))
+            if isinstance(each, msgspec.inspect.CustomType)
+        )
+        unknown = next((kind for kind in customs if not hasattr(kind, "model_validate")), None)
         read: Callable[[bytes], Any] = msgspec.json.Decoder(annotation, dec_hook=to_model).decode
     except (TypeError, NameError, ValueError) as error:
         raise ConfigurationError(f"no codec stores {annotation!r}: {error}") from error
@@ -280,8 +285,8 @@ def _is_json(annotation: Any) -> bool:
     return origin in (list, typing.Union, types.UnionType) and all(map(_is_json, arguments))
 
 
-def _unknown_types(node: Any) -> Iterator[Any]:
-    """The classes in a type that msgspec does not know, pydantic's models left out."""
+def types_in(node: Any) -> Iterator[Any]:
+    """What msgspec says of a type, and of each type in it."""
     import msgspec
 
     waiting, seen = [node], set[int]()
@@ -291,8 +296,7 @@ def _unknown_types(node: Any) -> Iterator[Any]:
             waiting += each
         elif isinstance(each, msgspec.Struct) and id(each) not in seen:
             seen.add(id(each))
-            if isinstance(each, msgspec.inspect.CustomType) and not hasattr(each.cls, "model_validate"):
-                yield each.cls
+            yield each
             waiting += [getattr(each, name) for name in each.__struct_fields__]
 
 

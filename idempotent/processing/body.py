@@ -7,11 +7,13 @@ import typing
 from collections.abc import Callable
 from typing import Any, Final
 
-from idempotent.codecs import json_reader
+from idempotent.codecs import json_reader, types_in
 from idempotent.errors import ConfigurationError, MissingExtraError, UnfitBodyError
 from idempotent.message import Message
 
 _MOST_FIELDS: Final = 5
+# What pydantic and msgspec take for a value that does not fit, and what a body that is nested deeply raises.
+_UNFIT: Final = (ValueError, TypeError, AssertionError, RecursionError)
 
 
 def is_body(annotation: Any) -> bool:
@@ -38,7 +40,8 @@ def taking_body(
 ) -> Callable[..., Any]:
     """A function that takes a message, and calls a handler with its body, read anew for each call.
 
-    It raises UnfitBodyError for a body that does not fit, whose text has the field and the reason, but no value.
+    It raises UnfitBodyError for a body that does not fit, whose text has the field and the reason, but no value. The
+    class refuses one by a ValueError, TypeError or AssertionError; what else it raises is an error of the handler.
 
     Args:
         function: the handler.
@@ -47,10 +50,11 @@ def taking_body(
         with_message: it takes the message too, as its second parameter.
 
     Raises:
-        ConfigurationError: msgspec does not know the class, or that of a field.
+        ConfigurationError: msgspec does not know the class, or that of a field, or would pass over its `__init__`.
         MissingExtraError: msgspec is not installed.
     """
-    read, kind = _reader(annotation, name), _class_of(annotation).__name__
+    read, unfit = _reader(annotation, name)
+    kind = _class_of(annotation).__name__
 
     def handle(message: Message, *session: Any) -> Any:
         data = message.body
@@ -58,7 +62,7 @@ def taking_body(
             raise UnfitBodyError("a tombstone has no body")
         try:
             body = read(data)
-        except Exception as error:  # a class checks its fields in code of its own, which may raise anything
+        except unfit as error:
             why = _reason(error)
         else:
             return function(body, message, *session) if with_message else function(body, *session)
@@ -68,14 +72,20 @@ def taking_body(
     return handle
 
 
-def _reader(annotation: Any, name: str) -> Callable[[bytes], Any]:
+def _reader(annotation: Any, name: str) -> tuple[Callable[[bytes], Any], tuple[type[Exception], ...]]:
+    """What reads a body, and what that raises for one that does not fit."""
     # By pydantic itself: its aliases, and its strict types, mean what others send.
     if hasattr(_class_of(annotation), "__pydantic_validator__"):
         import pydantic
 
-        return pydantic.TypeAdapter(annotation).validate_json
+        return pydantic.TypeAdapter(annotation).validate_json, _UNFIT
     try:
-        return json_reader(annotation, lambda kind, value: kind.model_validate(value))
+        read = json_reader(annotation, lambda kind, value: kind.model_validate(value))
+        import msgspec
+
+        for each in types_in(msgspec.inspect.type_info(annotation)):
+            if isinstance(each, msgspec.inspect.DataclassType):
+                _demand_its_init(_class_of(each.cls))
     except MissingExtraError:
         raise
     except ConfigurationError as error:
@@ -83,6 +93,26 @@ def _reader(annotation: Any, name: str) -> Callable[[bytes], Any]:
             f"the body of a message cannot be read for the first parameter of {name} ({error}): annotate it with "
             "Message, and decode message.body in the handler"
         ) from error
+    return read, (*_UNFIT, msgspec.MsgspecError)
+
+
+def _demand_its_init(kind: Any) -> None:
+    """Refuse a dataclass of which msgspec, which sets the fields itself, would make another object than its `__init__`.
+
+    Raises:
+        ConfigurationError: it has one of its own, or a field that no body has.
+    """
+    code = getattr(kind.__init__, "__code__", None)
+    if code is not None and not code.co_filename.startswith("<"):  # <string>: made by dataclass
+        raise ConfigurationError(
+            f"{kind.__name__} has an __init__ of its own, which would not be called: check the fields in __post_init__"
+        )
+    for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+        if not field.init and field.default is field.default_factory is dataclasses.MISSING:
+            raise ConfigurationError(
+                f"the field {field.name} of {kind.__name__} has init=False: give it a default, or each body would "
+                "have to have it"
+            )
 
 
 def _class_of(annotation: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime as dt
 import enum
 import json
@@ -149,6 +150,60 @@ def test_a_body_that_does_not_fit_is_rejected(kind: Any, is_async: bool, bad: An
     assert [message for _, message in taken] == good
     # It has left no key: the same id with a body that fits runs.
     assert consumer.process(Message("orders", GOOD, id="1")).outcome is Outcome.PROCESSED
+
+
+RAISES: list[Exception] = []
+
+
+def raise_next() -> None:
+    if RAISES:
+        raise RAISES.pop()
+
+
+@dataclass
+class AskingData:
+    cents: int
+
+    def __post_init__(self) -> None:
+        raise_next()
+
+
+class AskingStruct(msgspec.Struct):
+    cents: int
+
+    def __post_init__(self) -> None:
+        raise_next()
+
+
+class AskingModel(pydantic.BaseModel):
+    cents: int
+
+    @pydantic.model_validator(mode="after")
+    def ask(self) -> Any:
+        raise_next()
+        return self
+
+
+@pytest.mark.parametrize("kind", [AskingData, AskingStruct, AskingModel])
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ValueError, Outcome.REJECTED),
+        (TypeError, Outcome.REJECTED),
+        (AssertionError, Outcome.REJECTED),
+        (ConnectionError, Outcome.FAILED),
+        (LookupError, Outcome.FAILED),
+    ],
+)
+def test_the_class_refuses_a_body_and_what_else_fails_in_it_is_tried_again(
+    kind: Any, error: type[Exception], outcome: Outcome
+) -> None:
+    consumer, taken = of_kind(kind)
+    RAISES[:] = [error(SECRET)]
+    result = consumer.process(Message("orders", GOOD, id="1"))
+    assert (result.outcome, result.attempt) == (outcome, None if outcome is Outcome.REJECTED else 1)
+    assert type(result.error) is (UnfitBodyError if outcome is Outcome.REJECTED else error)
+    assert (consumer.process(Message("orders", GOOD, id="1")).outcome, len(taken)) == (Outcome.PROCESSED, 1)
 
 
 def test_the_error_names_each_field() -> None:
@@ -349,6 +404,42 @@ class Odd:
 def odd(order: Odd) -> None: ...
 
 
+@dataclass
+class OwnInit:
+    cents: int
+
+    def __init__(self, cents: int) -> None:
+        self.cents = abs(cents)
+
+
+@dataclass
+class Outer:
+    inner: list[OwnInit]
+
+
+class Later(Order):
+    def __init__(self) -> None:
+        super().__init__("o-1", 5)
+
+
+@dataclass
+class Computed:
+    cents: int
+    euros: float = dataclasses.field(init=False)
+
+
+@dataclass
+class OfPydantic:
+    inner: Checked
+
+
+def own_init(order: OwnInit) -> None: ...
+def outer(order: Outer) -> None: ...
+def later(order: Later) -> None: ...
+def computed(order: Computed) -> None: ...
+def of_pydantic(order: OfPydantic) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("function", "text"),
     [
@@ -358,6 +449,11 @@ def odd(order: Odd) -> None: ...
         (a_number, "must be an SQLAlchemy Session"),
         (four, "but takes 4 parameters"),
         (odd, "cannot be read for the first parameter of odd"),
+        (own_init, "OwnInit has an __init__ of its own, which would not be called"),
+        (outer, "OwnInit has an __init__ of its own"),
+        (later, "Later has an __init__ of its own"),
+        (computed, "the field euros of Computed has init=False: give it a default"),
+        (of_pydantic, "Checked has an __init__ of its own"),
     ],
 )
 def test_what_gets_no_body_is_refused_where_it_is_declared(function: Any, text: str) -> None:
