@@ -15,8 +15,6 @@ NEVER_US: Final = 2**53 - 1
 """The stored expiry of a key that never expires: the greatest whole number that Lua can hold."""
 PAUSES: Final = KeySpace("idempotent", "pause")
 """The keys that say which consumers are paused. No consumer has this name."""
-DEAD_LIST: Final = "idempotent dead list MODULE --broker URL --checker NAME=URL"
-"""What findings say to type about dead letters. `idempotent doctor` puts in what it was given."""
 PAUSES_HEAD: Final = f"{PAUSES.name}:"
 """What their readable texts begin with."""
 
@@ -253,6 +251,10 @@ class KeyAdmin(ABC):
 
         Returns whether the key was unchanged since it was read, and is now DONE.
         """
+
+
+DEAD_LIST: Final = "idempotent dead list MODULE --broker URL --checker NAME=URL"
+"""What findings say to type about dead letters. `idempotent doctor` puts in what it was given."""
 
 
 class Level(Enum):
