@@ -357,7 +357,7 @@ def _waiting(store: OutboxStore, stats: OutboxStats, name: str) -> Iterator[Find
     elif stats.oldest_s is not None and stats.oldest_s > _OLD_S:
         yield Finding(
             Level.WARNING,
-            f"messages wait in {name}, the oldest for {stats.oldest_s:,.0f} s: {stats.waiting + stats.held:,}",
+            f"messages wait in {name}, the oldest for {stats.oldest_s:,.0f} s: {stats.waiting:,}",
             "the log of the relays says why: relay_waits or relay_has_no_publisher",
         )
 

@@ -87,7 +87,7 @@ class Statements:
         )
         self.stats: Final = text(
             f"SELECT (SELECT COUNT(*) FROM {waiting} WHERE bucket >= 0),"
-            f" (SELECT {now} - MIN(created_at) FROM {waiting}),"
+            f" (SELECT {now} - MIN(created_at) FROM {waiting} WHERE bucket >= 0),"
             f" (SELECT COUNT(*) FROM {waiting} WHERE bucket < 0),"
             f" (SELECT COUNT(*) FROM {held}), (SELECT COUNT(*) FROM {self._delayed}),"
             f" (SELECT COUNT(DISTINCT owner) FROM {leases} WHERE {at_work}),"
