@@ -120,6 +120,10 @@ class IdempotentCollector(Collector):
 
 def _load() -> Iterable[Metric]:
     load = workers.load()
+    ready = GaugeMetricFamily("idempotent_ready", "What /readyz answers: 1 for 200, 0 for 503.")
+    if load.ready is not None:
+        ready.add_metric([], load.ready)
+    yield ready
     for name, text, values in (
         ("in_progress", "Handlers that run.", load.in_progress),
         ("held", "Deliveries that wait for a later check.", load.held),

@@ -1,9 +1,10 @@
-"""Load: what handlers of this process have in hand. `workers` knows all of its workers."""
+"""Load: how a worker or a relay is, and what it has in hand. `workers` knows all of this process."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
 from typing import Final, TypeVar
 
 from idempotent.values import value
@@ -13,9 +14,10 @@ N = TypeVar("N", int, float)
 
 @value
 class Load:
-    """What a worker has in hand.
+    """How a worker or a relay is, and what it has in hand.
 
     Attributes:
+        ready: what its health says; None: no worker and no relay runs.
         in_progress: handlers that run, by consumer (`subject:group`); a batch handler counts once for each message.
         held: deliveries that wait to be checked again, by consumer.
         longest_s: for how many seconds the handler has run that has run for longest, by consumer; 0: none runs.
@@ -23,21 +25,22 @@ class Load:
         paused: 1 for a consumer that is paused, 0 for another one.
     """
 
-    in_progress: Mapping[str, int]
-    held: Mapping[str, int]
-    longest_s: Mapping[str, float]
-    backlog: Mapping[str, int]
-    paused: Mapping[str, int]
+    ready: bool | None
+    in_progress: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
+    longest_s: Mapping[str, float] = field(default_factory=dict)
+    backlog: Mapping[str, int] = field(default_factory=dict)
+    paused: Mapping[str, int] = field(default_factory=dict)
 
 
 class Workers:
-    """The workers that run in this process."""
+    """The workers and relays that run in this process."""
 
     def __init__(self) -> None:
         self._looks: tuple[Callable[[], Load], ...] = ()
 
     def add(self, look: Callable[[], Load]) -> None:
-        """Ask this worker too, from now on."""
+        """Ask this one too, from now on."""
         self._looks = (*self._looks, look)
 
     def remove(self, look: Callable[[], Load]) -> None:
@@ -45,9 +48,10 @@ class Workers:
         self._looks = tuple(each for each in self._looks if each != look)
 
     def load(self) -> Load:
-        """The sums over all workers, with 0 for their idle consumers."""
+        """The sums over all of them, with 0 for idle consumers; ready if each is."""
         loads = [look() for look in self._looks]
         return Load(
+            ready=all(load.ready for load in loads) if loads else None,
             in_progress=_sums(load.in_progress for load in loads),
             held=_sums(load.held for load in loads),
             longest_s=_largest(load.longest_s for load in loads),

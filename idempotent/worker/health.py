@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from idempotent.consumer import AnyConsumer
-from idempotent.observe.running import Load
+from idempotent.observe.running import Load, workers
 from idempotent.processing.calling import RETURNED
 from idempotent.worker.handlers import HandlerPool
 from idempotent.worker.health_file import READY, HealthFile, long_messages, paused_ones, waiting_for
@@ -50,8 +50,8 @@ class InHand:
         self._paused = paused
         self.backlog: Mapping[str, int] = {}
 
-    def load(self) -> Load:
-        """How many handlers run, and how many deliveries are held."""
+    def load(self, *, ready: bool) -> Load:
+        """How many handlers run, how many deliveries are held, and so on."""
         zeros = dict.fromkeys(self._names, 0)
         running: Counter[str] = Counter()
         longest_s = dict.fromkeys(self._names, 0.0)
@@ -60,7 +60,7 @@ class InHand:
             running[name] += 1
             longest_s[name] = max(longest_s[name], running_s)
         paused = zeros | dict.fromkeys(self.paused, 1)
-        return Load(zeros | running, zeros | self.held, longest_s, self.backlog, paused)
+        return Load(ready, zeros | running, zeros | self.held, longest_s, self.backlog, paused)
 
     @property
     def paused(self) -> list[str]:
@@ -112,9 +112,19 @@ class Health:
         self._waits_for: str | None = None
         self._in_hand: InHand | None = None
 
-    def begin(self, in_hand: InHand) -> None:
-        """Show what handlers have in hand from now on."""
+    def begin(self, in_hand: InHand | None = None) -> None:
+        """Show from now on, in the metrics of the process too, how it is.
+
+        Args:
+            in_hand: what handlers have in hand; None: a relay has none.
+        """
         self._in_hand = in_hand
+        workers.add(self.load)
+
+    def load(self) -> Load:
+        """What metrics show."""
+        in_hand = self._in_hand
+        return Load(self._is_ready) if in_hand is None else in_hand.load(ready=self._is_ready)
 
     def beat(
         self, word: str, *, long: int = 0, waits_for: str | None = None, paused: Collection[str] = ()
@@ -134,6 +144,7 @@ class Health:
 
     def end(self) -> None:
         """Note that the worker has ended."""
+        workers.remove(self.load)
         self._state, self._beaten_at, self._in_hand = _STOPPED, None, None
         if self._file is not None:
             self._file.remove()
@@ -144,8 +155,8 @@ class Health:
         Args:
             hang_after_s: a handler that has run for so long hangs, and what runs it lives no more; None: never.
         """
-        state, beaten_at, in_hand = self._state, self._beaten_at, self._in_hand
-        if beaten_at is not None and time.monotonic() - beaten_at > _STUCK_S:
+        state, in_hand = self._state, self._in_hand
+        if self._is_stuck:
             state = _STUCK
         elif hang_after_s is not None and in_hand is not None and in_hand.longest_s >= hang_after_s:
             state = _HANGS
@@ -153,17 +164,26 @@ class Health:
             "state": state,
             "started": state != _STARTING,
             "live": state not in (_STUCK, _HANGS),
-            "ready": self._state == READY.strip() and state != _STUCK,
+            "ready": self._is_ready,
         }
         if self._waits_for is not None:
             shown["waits_for"] = self._waits_for
         if in_hand is not None:
             shown["long_messages"] = self._long
-            shown["in_progress"] = in_hand.load().in_progress
+            shown["in_progress"] = in_hand.load(ready=self._is_ready).in_progress
             shown["held"] = in_hand.held
             shown["running"] = in_hand.running()
             shown["paused"] = in_hand.paused
         return shown
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._state == READY.strip() and not self._is_stuck
+
+    @property
+    def _is_stuck(self) -> bool:
+        beaten_at = self._beaten_at
+        return beaten_at is not None and time.monotonic() - beaten_at > _STUCK_S
 
 
 def _key_of(work: InFlightDelivery) -> str | None:

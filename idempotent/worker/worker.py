@@ -15,7 +15,6 @@ from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.counting import stores
 from idempotent.observe.log_lines import about_message
-from idempotent.observe.running import workers
 from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.results import STORE_RETRY_S
 from idempotent.registry import Registry
@@ -260,11 +259,10 @@ class Worker:
         self._unrecorded = UnrecordedSteps(checkers)
         expired, survey = ExpiredKeys(checkers, self._gc_interval_s), StoreSurvey(consumers)
         in_hand = self._in_hand = InHand(self._pool, self._holds, self._routes, lambda: self.paused)
-        self.health.begin(in_hand)
         self._capacity.serve(consumers)
         with on_stop_signal(self._on_signal), relaxed_python_gc(self._capacity.total), self._stores:
             try:
-                workers.add(in_hand.load)
+                self.health.begin(in_hand)
                 self._adapter.capacity = self._capacity.largest
                 self._close(self._pauses.closed)
                 self._adapter.open(consumers)
@@ -278,7 +276,6 @@ class Worker:
             finally:
                 self._pool.close(_LAST_WAIT_S)
                 self._adapter.close()
-                workers.remove(in_hand.load)
                 self.health.end()
         summary = self._settling.summary(self._abandoned, len(self._unrecorded))
         log.info("worker_stopped", extra=summary.as_extra())

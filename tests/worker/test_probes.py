@@ -1,6 +1,7 @@
 """What probes, people and Prometheus read over HTTP."""
 
 import json
+import re
 import socket
 import threading
 from contextlib import closing
@@ -11,8 +12,8 @@ import pytest
 
 from idempotent import Message, Worker
 from idempotent.adapters import MemoryAdapter
-from idempotent.checkers import MemoryChecker
-from idempotent.errors import ConfigurationError
+from idempotent.checkers import AbstractIdempotentChecker, MemoryChecker
+from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.worker.health import Health
 from idempotent.worker.health_file import READY
 from idempotent.worker.probes import HealthServer
@@ -41,6 +42,13 @@ def status(server, path):
     return read(server, path)[0]
 
 
+def gauge(server):
+    """The value of `idempotent_ready`; None: there is no such series."""
+    with urlopen(f"{server.url}/metrics") as answer:
+        found = re.search(r"(?m)^idempotent_ready (\S+)$", answer.read().decode())
+    return None if found is None else float(found[1])
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_worker_starts_is_ready_loses_its_broker_and_stops(broker, registry, is_async):
     consumer_of(registry, lambda _: None, is_async=is_async)
@@ -52,14 +60,44 @@ def test_a_worker_starts_is_ready_loses_its_broker_and_stops(broker, registry, i
         running = Running(worker)
         until(lambda: status(server, "/readyz") == 200)
         assert status(server, "/startedz") == 200
+        assert gauge(server) == 1.0
         adapter.there = False
         until(lambda: status(server, "/readyz") == 503)
+        assert gauge(server) == 0.0
         code, body = read(server, "/livez")
         assert (code, body["served"][0]["state"]) == (200, "connecting")
         worker.stop()
         running.join()
         assert read(server, "/livez")[1]["served"][0]["state"] == "stopped"
         assert status(server, "/readyz") == 503
+        assert gauge(server) is None
+
+
+class WithoutAdmin(MemoryChecker):
+    """Its keys cannot be looked up."""
+
+    admin = AbstractIdempotentChecker.admin
+
+
+@pytest.mark.parametrize("kind", [MemoryChecker, WithoutAdmin])
+def test_a_store_that_is_away_is_in_the_metrics_without_any_traffic(broker, registry, kind):
+    there = False
+
+    class Checker(kind):
+        def ping(self):
+            if not there:
+                raise StoreUnavailableError("gone")
+
+    consumer_of(registry, lambda _: None, checker=Checker())
+    worker = Worker(registry, MemoryAdapter(broker))
+    with HealthServer([worker.health], port=0) as server:
+        running = Running(worker)
+        until(lambda: read(server, "/readyz")[1]["served"][0]["state"] == "store")
+        assert gauge(server) == 0.0
+        there = True
+        until(lambda: gauge(server) == 1.0)
+        worker.stop()
+        running.join()
 
 
 @pytest.mark.parametrize("is_async", [False, True])

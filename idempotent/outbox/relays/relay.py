@@ -151,6 +151,8 @@ class Relay:
         self._stopping.clear()
         with ExitStack() as running:
             running.push(self._end_destinations)
+            self.health.begin()
+            running.callback(self.health.end)
             for opened in [each.start() for each in self._destinations]:
                 opened.result()
             self._watch.start()
@@ -257,8 +259,7 @@ class Watch:
 
     def stop(self) -> None:
         """End."""
-        self._thread.stop(None)  # a look that is under way must not make the file again
-        self._health.end()
+        self._thread.stop(None)  # a look that is under way must not make the health file again
 
     def _look(self) -> None:
         words = [self._word(each) for each in self._destinations]

@@ -117,7 +117,9 @@ def test_a_relay_without_its_broker_lives_and_is_not_ready(cli, project):
         until(lambda: read(f"{url}/startedz")[0] == 200 or read(f"{url}/livez")[0] == 200)
         assert read(f"{url}/livez")[0] == 200
         assert read(f"{url}/readyz")[0] == 503
-        assert "idempotent_outbox_messages" in read(f"{url}/metrics")[1]
+        metrics = read(f"{url}/metrics")[1]
+        assert "idempotent_outbox_messages" in metrics
+        assert "idempotent_ready 0.0" in metrics
 
 
 def test_a_port_that_is_taken_ends_the_command(cli, shop):
