@@ -23,7 +23,7 @@ class Observer:
 
     A method runs in a thread of the message, so it must be quick: `claimed` and `ran` in that of the handler, and in a
     worker the others perhaps in another one; in a thread of the checker if it counts what that notices, such as a lease
-    that ended. An exception from it is logged and does not affect the message.
+    that ended. What it raises is logged and does not affect the message, except KeyboardInterrupt.
     `consumer` is the consumer's name, `subject:group`.
     """
 
@@ -156,8 +156,8 @@ class Observers:
         for counted in self._counting:
             try:  # as `_tell`, whose call would cost every message as much as counting
                 counted(consumer, what, count)
-            except Exception:
-                log.exception("observer_failed")
+            except BaseException as error:
+                log_failure(error)
 
     def claimed(
         self, consumer: str, message: Message, request: ClaimRequest, answer: Decision | StoreError
@@ -178,17 +178,20 @@ class Observers:
 
     @property
     def watch_times(self) -> bool:
-        for observer in self._timing:  # noqa: SIM110 - `any` takes each message three times as long
-            if observer.wants_times:
-                return True
+        for observer in self._timing:  # `any` takes each message three times as long
+            try:
+                if observer.wants_times:
+                    return True
+            except BaseException as error:
+                log_failure(error)
         return False
 
     def timed(self, consumer: str, times: Sequence[Timed]) -> None:
         for observer in self._timing:
             try:  # as `count`
                 observer.timed(consumer, times)
-            except Exception:
-                log.exception("observer_failed")
+            except BaseException as error:
+                log_failure(error)
 
     def processed(self, consumer: str, messages: Sequence[Message], results: Sequence[Result]) -> None:
         for observer in self._all:
@@ -207,8 +210,8 @@ class Observers:
         for observer in self._all:
             try:
                 headers.update(observer.sending(outbox, message) or {})
-            except Exception:
-                log.exception("observer_failed")
+            except BaseException as error:
+                log_failure(error)
         return headers
 
     def measured(self, outbox: str, stats: OutboxStats) -> None:
@@ -238,8 +241,8 @@ class _Around:
                 if wanted is not None:
                     wanted.__enter__()
                     self._entered.append(wanted)
-            except Exception:
-                log.exception("observer_failed")
+            except BaseException as error:
+                log_failure(error)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -253,6 +256,16 @@ class _Around:
 def _tell(method: Callable[..., object], *event: Any) -> None:
     try:
         method(*event)
-    except Exception:
-        # A broken metric must not stop the messages.
-        log.exception("observer_failed")
+    except BaseException as error:
+        log_failure(error)
+
+
+def log_failure(error: BaseException) -> None:
+    """Log what an observer raised: a broken metric must stop neither the messages nor the worker.
+
+    Not even a CancelledError, such as that of an exporter's own task: an observer awaits nothing, so the cancellation
+    of a handler's task does not come here. Ctrl-C may.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    log.error("observer_failed", exc_info=error)

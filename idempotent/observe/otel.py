@@ -14,7 +14,7 @@ from idempotent.errors import MissingExtraError
 from idempotent.keys import NO_KEY
 from idempotent.message import Message, Position
 from idempotent.observe import conventions as names
-from idempotent.observe.observers import Observer
+from idempotent.observe.observers import Observer, log_failure
 from idempotent.outcomes import HOLD, Outcome, Result
 
 try:
@@ -88,9 +88,11 @@ class OpenTelemetry(Observer):
         within = None
         if parent is not None and message_id == message.id:
             within = trace.set_span_in_context(NonRecordingSpan(parent), context.Context())
-        self._made.start(
-            names.SETTLE, (message,), attributes, kind=SpanKind.CLIENT, within=within, began=began
-        ).end()
+        _end(
+            self._made.start(
+                names.SETTLE, (message,), attributes, kind=SpanKind.CLIENT, within=within, began=began
+            )
+        )
 
     def sending(self, outbox: str, message: Message) -> Mapping[str, str]:  # noqa: ARG002
         """Make the span of a message that an outbox takes, and name it in the headers, unless they name another one."""
@@ -98,7 +100,7 @@ class OpenTelemetry(Observer):
         given = _sender(message, context.Context())[1]
         kind = SpanKind.PRODUCER if given is None else SpanKind.CLIENT
         span = self._made.start(names.SEND, (message,), attributes, kind=kind, within=here)
-        span.end()
+        _end(span)
         headers: dict[str, str] = {}
         if given is None:
             propagate.inject(headers, trace.set_span_in_context(span, here))
@@ -263,7 +265,7 @@ class _Run:
             span.set_attributes(self.failure)
             # Without the error's text, which may quote the message: it is in the log.
             span.set_status(StatusCode.ERROR)
-        span.end(self._ended)
+        _end(span, self._ended)
         if self._ran:
             self._made.took.record((self._ended - self._began) / _NANOSECONDS, self.series | self.failure)
 
@@ -282,6 +284,14 @@ class _Headers(Getter[Mapping[Any, Any]]):
 
 
 _HEADERS: Final = _Headers()
+
+
+def _end(span: Span, at_ns: int | None = None) -> None:
+    """End a span. An exporter that fails does so for this one alone: others of its group end too."""
+    try:
+        span.end(at_ns)
+    except BaseException as error:
+        log_failure(error)
 
 
 def _sender(message: Message, here: context.Context) -> tuple[context.Context, SpanContext | None]:

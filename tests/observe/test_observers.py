@@ -1,11 +1,13 @@
 """An observer is told what happens to each message, when it happens."""
 
+import asyncio
 import time
 from collections import Counter
 
 import pytest
 
 from idempotent import Message, Outcome, Registry
+from idempotent.adapters import MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest, Verdict
 from idempotent.errors import ConfigurationError
@@ -13,6 +15,7 @@ from idempotent.keys import KeySpace
 from idempotent.observe import Event, Observer, Observers, counters
 from idempotent.observe.counting import CheckerEvents
 from tests.support.hooks import answering, unreachable
+from tests.worker.running import consumer_of, emptying, publish
 
 
 class Recorder(Observer):
@@ -71,6 +74,89 @@ def test_an_observer_that_fails_stops_no_message(consumer, caplog):
     consumer.observers.add(Broken())
     assert consumer.process(Message("orders", id="1")).outcome is Outcome.PROCESSED
     assert "observer_failed" in caplog.text
+
+
+def ending(hook):
+    return lambda self, *_: self.end(hook)
+
+
+class Ending(Observer):
+    """Whatever it is asked, it raises what would end a worker."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        self.asked = set()
+
+    def end(self, hook):
+        self.asked.add(hook)
+        raise self.kind
+
+    def around(self, *_):
+        return self
+
+    def __enter__(self):
+        pass
+
+    __exit__ = ending("around")
+    declared, counted, claimed = ending("declared"), ending("counted"), ending("claimed")
+    ran, timed, processed = ending("ran"), ending("timed"), ending("processed")
+    settling, settled = ending("settling"), ending("settled")
+    wants_times = property(ending("wants_times"))
+
+
+ENDS = [SystemExit, asyncio.CancelledError, GeneratorExit]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("kind", ENDS)
+def test_nothing_that_an_observer_raises_ends_the_worker(caplog, kind, is_async):
+    observer, broker, ran = Ending(kind), MemoryBroker(), []
+    registry = Registry(observers=[observer])
+    consumer_of(registry, lambda message: ran.append(message.id), is_async=is_async)
+    publish(broker, "1", "2")
+    summary = emptying(registry, broker).run()
+    assert summary[Outcome.PROCESSED] == len(ran) == 2
+    assert observer.asked == {
+        *("declared", "counted", "claimed", "ran", "processed", "settling", "settled"),
+        *("around", "wants_times"),
+    }
+    assert {kind} == {record.exc_info[0] for record in caplog.records if record.event == "observer_failed"}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_cancellation_of_the_handlers_task_passes_an_observer_that_fails(kind):
+    registry = Registry(observers=[Ending(kind)])
+    ends = []
+
+    @registry.consumer("orders", checker=MemoryChecker())
+    async def handle(message):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ends.append(message.id)
+            raise
+
+    async def cancelled():
+        task = asyncio.create_task(handle(Message("orders", id="1")))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert ends == ["1"]
+
+
+def test_ctrl_c_passes_an_observer():
+    consumer = Registry(observers=[Counting()]).consumer("orders", checker=MemoryChecker())(lambda _: None)
+
+    class Interrupted(Observer):
+        def processed(self, *_):
+            raise KeyboardInterrupt
+
+    consumer.observers.add(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        consumer.process(Message("orders", id="1"))
 
 
 @pytest.mark.parametrize("wrong", [Observer, object(), None])

@@ -16,9 +16,7 @@ from idempotent.cli.root import app
 PAGE = Path(__file__).parents[3] / "docs" / "monitoring.md"
 ALERTS = PAGE.parent / "monitoring" / "alerts.yml"
 LINES = [
-    line
-    for block in re.findall(r"(?ms)^```sh\n(.*?)^```$", PAGE.read_text())
-    for line in block.splitlines()
+    line for block in re.findall(r"(?ms)^```sh\n(.*?)^```$", PAGE.read_text()) for line in block.splitlines()
 ]
 SETTINGS = [line.removeprefix("export ").split("=", 1) for line in LINES if line.startswith("export ")]
 COMMANDS = [line for line in LINES if not line.startswith("export ")]

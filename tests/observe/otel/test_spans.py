@@ -388,6 +388,28 @@ def test_telemetry_that_fails_changes_nothing_of_a_message(telemetry, registry, 
     assert telemetry.outcomes() == ["processed", "dead"]
 
 
+class Ending(SpanExporter):
+    """Raises what the SDK lets pass."""
+
+    def export(self, spans):
+        raise SystemExit
+
+
+def test_an_exporter_that_ends_the_program_keeps_no_other_span_from_its_end(telemetry, registry, caplog):
+    telemetry.tracers.add_span_processor(SimpleSpanProcessor(Ending()))
+    registry.consumer("orders", checker=MemoryChecker())(lambda message: None)
+    broker = MemoryBroker()
+    for number in range(3):
+        broker.publish(order(str(number)))
+    summary = Worker(registry, MemoryAdapter(broker, until_empty=True), batch_size=3).run()
+    assert summary[Outcome.PROCESSED] == 3
+    assert telemetry.outcomes() == ["processed"] * 3
+    assert telemetry.outcomes("settle orders") == ["processed"] * 3
+    (point,) = telemetry.points("messaging.process.duration")
+    assert point.count == 3
+    assert events(caplog).count("observer_failed") == 6
+
+
 class Written(SpanExporter):
     """Writes the name of each span into a file, which a forked child would do as well."""
 
