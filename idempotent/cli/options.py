@@ -179,10 +179,11 @@ MetricsPortOption: TypeAlias = Annotated[
     ),
 ]
 MetricsAddressOption: TypeAlias = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Where: 0.0.0.0 lets other machines read it, keys of messages that run included.",
+        show_default=False,
+        help="Where; default: 127.0.0.1. 0.0.0.0 lets other machines read it, keys of messages that run included.",
     ),
 ]
 HangAfterOption: TypeAlias = Annotated[

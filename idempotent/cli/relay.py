@@ -33,7 +33,6 @@ from idempotent.outbox import Outbox, Relay
 from idempotent.outbox.store import OutboxStore
 from idempotent.stores.sql.answers import limit_answers
 from idempotent.views.text import count
-from idempotent.worker.probes import LOOPBACK
 from idempotent.worker.process import on_stop_signal
 
 _LOOK_S: Final = 0.1
@@ -75,7 +74,7 @@ def relay(
     fail_fast: FailFastOption = False,
     health_file: HealthFileOption = None,
     metrics_port: MetricsPortOption = None,
-    metrics_address: MetricsAddressOption = LOOPBACK,
+    metrics_address: MetricsAddressOption = None,
     log_level: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:

@@ -34,7 +34,6 @@ from idempotent.cli.terminal.serving import metrics_served
 from idempotent.outcomes import Outcome
 from idempotent.registry import Registry
 from idempotent.worker import Worker, WorkerSummary
-from idempotent.worker.probes import LOOPBACK
 
 
 def run(
@@ -58,7 +57,7 @@ def run(
     fail_fast: FailFastOption = False,
     health_file: HealthFileOption = None,
     metrics_port: MetricsPortOption = None,
-    metrics_address: MetricsAddressOption = LOOPBACK,
+    metrics_address: MetricsAddressOption = None,
     hang_after: HangAfterOption = None,
     log_level: LogLevelOption = LogLevel.WARNING,
     log_format: LogFormatOption = LogFormat.TEXT,

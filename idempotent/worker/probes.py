@@ -130,13 +130,20 @@ def _listening(address: str, port: int, pages: dict[str, Page]) -> ThreadingHTTP
         timeout = _SILENCE_S
 
         def do_GET(self) -> None:
+            self.wfile.write(self._head())
+
+        def do_HEAD(self) -> None:
+            self._head()
+
+        def _head(self) -> bytes:
+            """Answer without the body, which is returned."""
             page = pages.get(urlsplit(self.path).path, _not_found)
             status, body, kind = page(self.headers.get("Accept", ""))
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            return body
 
         def log_message(self, *_: Any) -> None:
             """A probe each second is no news."""

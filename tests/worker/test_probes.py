@@ -155,6 +155,22 @@ def test_the_worst_of_two_is_the_answer():
         assert status(server, "/readyz") == 200
 
 
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/startedz", "/metrics", "/nothing"])
+def test_head_is_answered_as_get_without_the_body(path):
+    with HealthServer([Health()], port=0) as server:
+        answers = []
+        for method in ("GET", "HEAD"):
+            with socket.create_connection((server.address, server.port)) as connection:
+                connection.sendall(f"{method} {path} HTTP/1.0\r\n\r\n".encode())
+                with connection.makefile("rb") as answer:
+                    answers.append(answer.read().split(b"\r\n\r\n", 1))
+    (head, body), (its_head, its_body) = answers
+    assert body
+    assert its_body == b""
+    kept = re.compile(rb"(?m)^(HTTP.*|Content-Type.*)\r")
+    assert kept.findall(its_head) == kept.findall(head)
+
+
 def test_a_port_that_is_taken_is_an_error_that_names_it():
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]

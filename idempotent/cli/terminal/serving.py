@@ -15,7 +15,7 @@ from idempotent.worker.probes import LOOPBACK, HealthServer
 def metrics_served(
     health: Health,
     port: int | None,
-    address: str = LOOPBACK,
+    address: str | None = None,
     *,
     hang_after_s: float | None = None,
     quiet: bool = False,
@@ -25,19 +25,21 @@ def metrics_served(
     Args:
         health: that of the worker or relay.
         port: 0: any; None: serve nothing.
-        address: of this machine.
+        address: of this machine; None: reached from it alone.
         hang_after_s: see `HealthServer`.
         quiet: leave the saying to the log.
 
     Raises:
-        ConfigurationError: the port is taken, there is none for `hang_after_s`, or the extra is missing.
+        ConfigurationError: the port is taken, there is none for another option, or the extra is missing.
     """
     if port is None:
         if hang_after_s is not None:
             raise ConfigurationError("--hang-after is of /livez: give a --metrics-port too")
+        if address is not None:
+            raise ConfigurationError("--metrics-address is of --metrics-port: give that too")
         yield
         return
-    with HealthServer([health], port=port, address=address, hang_after_s=hang_after_s) as server:
+    with HealthServer([health], port=port, address=address or LOOPBACK, hang_after_s=hang_after_s) as server:
         if not quiet:
             note(f"Metrics: {plain(server.url)}/metrics. Health: /livez, /readyz, /startedz.")
         yield

@@ -130,9 +130,17 @@ def test_a_port_that_is_taken_ends_the_command(cli, shop):
     assert answer.code == 3
     assert "choose another port, or 0" in answer.err.replace("\n", " ")
     assert not (shop / "effects.txt").exists()
-    alone = cli(*run, "--hang-after", "5")
-    assert alone.code == 3
-    assert "give a --metrics-port too" in alone.err
+
+
+@pytest.mark.parametrize(("option", "value"), [("--hang-after", "5"), ("--metrics-address", "0.0.0.0")])
+def test_an_option_of_the_pages_without_a_port_is_an_error_that_names_it(cli, shop, option, value):
+    file = write(shop / "orders.jsonl", ("1", {}))
+    run = ("run", "shop_consumers", "--broker", f"file://{file}", "--checker", f"db={URL}")
+    answer = cli(*run, option, value)
+    assert answer.code == 3
+    assert option in answer.err
+    assert "--metrics-port" in answer.err
+    assert not (shop / "effects.txt").exists()
 
 
 def test_without_the_extra_the_error_names_it(cli, shop, monkeypatch):
