@@ -13,7 +13,7 @@ import typer
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, OutboxUrlOption, TableOption, YesOption
 from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at
-from idempotent.cli.terminal.output import confirm, emit, note, say, show_record, show_rows, shown, tell
+from idempotent.cli.terminal.output import confirm, emit, me, note, say, show_record, show_rows, shown, tell
 from idempotent.outbox.admin import Listed, OutboxAdmin
 from idempotent.stores.sql.answers import limit_answers
 from idempotent.views.text import count
@@ -177,7 +177,7 @@ def drop(
         waits = any(
             not each.held and each.due_in_s is None for each in admin.listed(1, message_id=message_id)
         )
-        dropped = admin.drop(message_id)
+        dropped = admin.drop(message_id, by=me())
     text = f"{count(dropped, 'message')} deleted."
     if dropped and waits:
         text += " It was not held: a relay that was just publishing it does publish it."

@@ -10,6 +10,7 @@ from sqlalchemy import MetaData
 
 from idempotent.admin import Finding, Level
 from idempotent.errors import SchemaError
+from idempotent.logs import EventLog
 from idempotent.observe import OutboxStats
 from idempotent.outbox.headers import decoded_headers
 from idempotent.outbox.outbox import Outbox
@@ -21,6 +22,8 @@ from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.stores.sql.grants import RIGHTS
 from idempotent.stores.sql.rights import grant_on, grant_to_user, missing_rights
 from idempotent.values import value
+
+log = EventLog(__name__)
 
 _OLD_S: Final = 300.0
 # A relay deletes what it publishes: PostgreSQL needs VACUUM to use the space again, and reads pass over what is dead.
@@ -213,20 +216,26 @@ class OutboxAdmin:
         """
         return self._store.free_unheld(self._store.sql.buckets)
 
-    def drop(self, message_id: str) -> int:
+    def drop(self, message_id: str, *, by: str) -> int:
         """Delete the first message with this id, which is then never published. What waits for it goes on.
 
-        Returns how many rows: 0 or 1.
+        It is logged (`outbox_message_dropped`), with `by`: who does it. Returns how many rows: 0 or 1.
         """
         self.retry(message_id)
         dialect = self._store.connections.dialect
         for name in (self._name, f"{self._name}_delayed"):
             quoted = dialect.located(name)
-            first = f"SELECT MIN(id) FROM {quoted} WHERE {_has_id(dialect)}"
-            found = self._store.connections.run(query, dialect.markers(first), (message_id,))[0][0]
-            if found is not None:
+            first = (
+                f"SELECT id, subject, order_key FROM {quoted} WHERE {_has_id(dialect)} ORDER BY id LIMIT 1"
+            )
+            for row, subject, order_key in self._store.connections.run(
+                query, dialect.markers(first), (message_id,)
+            ):
                 delete = dialect.markers(f"DELETE FROM {quoted} WHERE id = ? AND {_has_id(dialect)}")
-                return self._store.connections.run(execute, delete, (found, message_id))
+                dropped = self._store.connections.run(execute, delete, (row, message_id))
+                about = {"subject": subject, "order_key": order_key, "messages": dropped, "by": by}
+                log.warning("outbox_message_dropped", extra={"message_id": message_id, **about})
+                return dropped
         return 0
 
 

@@ -86,8 +86,9 @@ class PauseWatch:
             about = {"by": pause.by, "note": pause.note, "paused_s": _seconds(pause)}
             log.warning("consumer_paused", extra={"consumer": consumer.name, **about})
         elif pause is None and before is not None:
-            # As loud as the pause, or a log of warnings never shows its end.
-            log.warning("consumer_resumed", extra={"consumer": consumer.name})
+            # As loud as the pause, or a log of warnings never shows its end. The key has gone, with whoever removed it.
+            ended = {"paused_by": before.by, "note": before.note, "paused_s": _seconds(before)}
+            log.warning("consumer_resumed", extra={"consumer": consumer.name, **ended})
 
 
 def _seconds(pause: Pause) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final, NoReturn
@@ -17,11 +15,14 @@ from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
 from idempotent.cli.stores import checker_at
+from idempotent.cli.terminal.output import me, plain, progress, show_rows, tell
 from idempotent.cli.terminal.output import note as remark
-from idempotent.cli.terminal.output import plain, progress, show_rows, tell
 from idempotent.errors import StoreError
 from idempotent.keys import consumer_named
+from idempotent.logs import EventLog
 from idempotent.views.keys import moment, span
+
+log = EventLog(__name__)
 
 _FORM: Final = "a consumer is subject:group, as `idempotent keys stats` shows it"
 
@@ -63,7 +64,7 @@ def pause(
         known = _is_known(checker, name)
         if not known:
             _refuse_offsets(url, table, name)
-        found, is_new = pauses.pause(name, by=_me(), note=note)
+        found, is_new = pauses.pause(name, by=me(), note=note)
     _tell(found, "[green]Done:[/green] {0} is paused." if is_new else _ALREADY, as_json, is_new, known)
     if not (known or as_json):
         remark(
@@ -90,6 +91,9 @@ def resume(
         found = Pauses(checker).resume(name)
     if found is None:
         _not_paused(checker, name, as_json=as_json)
+    log.warning(
+        "pause_ended", extra={"consumer": name, "by": me(), "paused_by": found.by, "note": found.note}
+    )
     _tell(found, "[green]Done:[/green] {0} goes on. It was paused {1}.", as_json, True)
 
 
@@ -135,14 +139,6 @@ def _refuse_offsets(url: str, table: str | None, consumer: str) -> None:
         assert isinstance(checker, OffsetChecker)
         if any(each.key.consumer == consumer for each in checker.stored()):
             demand_pausable(OffsetChecker)
-
-
-def _me() -> str:
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user without a name
-        user = "someone"
-    return f"{user}@{socket.gethostname()}"
 
 
 def _tell(pause: Pause, text: str, as_json: bool, changed: bool, known: bool | None = None) -> None:

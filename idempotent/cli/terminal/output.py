@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,6 +50,15 @@ _ROWS_AT_ONCE: Final = 1000
 def console(*, stderr: bool = False) -> Console:
     """A console on the current stdout or stderr."""
     return Console(stderr=stderr, highlight=False, emoji=False)
+
+
+def me() -> str:
+    """Who types: the names of the user and of the machine."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        user = "someone"
+    return f"{user}@{socket.gethostname()}"
 
 
 def say(text: str) -> None:

@@ -1,5 +1,7 @@
 """`idempotent outbox`."""
 
+import socket
+
 import pytest
 
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
@@ -8,6 +10,7 @@ from idempotent.migrations import downgrade, upgrade
 from idempotent.outbox import Outbox, Relay
 from idempotent.policy import Backoff
 from tests.cli.outbox.sending import send, until
+from tests.support.logs import logged
 from tests.support.tables import new_name
 
 
@@ -50,7 +53,9 @@ def test_stats_list_and_show_say_what_waits_and_why(cli, outbox, sql_store):
         }
     lines = cli("outbox", "stats", *words(sql_store)).out.splitlines()
     assert {"waiting: 0", "held: 2", "lanes: 1", "delayed: 1", "relays: 0"} <= {*lines}
-    assert [line for line in lines if line.startswith("oldest s: ")]
+    assert not [
+        line for line in lines if line.startswith("oldest s: ")
+    ]  # only what waits for a relay is late
     assert "No relay is at work." in lines
     _, *lines = cli("outbox", "list", "--held", *words(sql_store)).out.splitlines()
     assert [line.split()[0] for line in lines] == ["a", "b"]
@@ -86,10 +91,13 @@ def test_drop_deletes_a_message_and_what_waits_behind_it_is_published(cli, outbo
     assert cli("outbox", "drop", "a", "--yes", *words(sql_store)).code == 1
 
 
-def test_drop_deletes_only_the_first_of_two_messages_with_an_id(cli, outbox, sql_store):
+def test_drop_deletes_only_the_first_of_two_messages_with_an_id_and_logs_it(cli, outbox, sql_store, caplog):
     send(outbox, sql_store, "a", subject="first")
     send(outbox, sql_store, "a", subject="second")
     assert cli("outbox", "drop", "a", "--yes", *words(sql_store), "--json").line == {"dropped": 1}
+    (said,) = logged(caplog, "outbox_message_dropped")
+    assert (said.message_id, said.subject, said.messages) == ("a", "first", 1)
+    assert said.by.endswith(f"@{socket.gethostname()}")
     assert cli("outbox", "show", "a", *words(sql_store), "--json").line["subject"] == "second"
 
 
@@ -100,6 +108,7 @@ def test_drop_without_an_answer_deletes_nothing(cli, outbox, sql_store):
     assert answer.out.strip() == ""  # click writes a space
     assert "--yes" in answer.err
     assert cli("outbox", "drop", "a", *words(sql_store), input="n\n").code == 1
+    assert "oldest s: " in cli("outbox", "stats", *words(sql_store)).out
     assert outbox.store.stats().waiting == 1
 
 

@@ -6,12 +6,13 @@ from idempotent.checkers import OffsetChecker
 from idempotent.checkers.pauses import pause_of
 from idempotent.keys import KeySpace
 from tests.cli.support import BILLING, at, dead
+from tests.support.logs import logged
 
 NAME = BILLING.name
 NOTE = ("--note", "the bank is down, OPS-12")
 
 
-def test_a_pause_is_made_listed_and_ended(cli, store):
+def test_a_pause_is_made_listed_and_ended(cli, store, caplog):
     dead(store, BILLING.key("1"))
     assert cli("pause", *at(store)).out == "No consumer is paused.\n"
     answer = cli("pause", NAME, *NOTE, *at(store))
@@ -30,6 +31,8 @@ def test_a_pause_is_made_listed_and_ended(cli, store):
     answer = cli("resume", NAME, *at(store))
     assert answer.code == 0
     assert answer.out.startswith(f"Done: {NAME} goes on. It was paused since 20")
+    (said,) = logged(caplog, "pause_ended")
+    assert (said.consumer, said.by, said.paused_by, said.note) == (NAME, line["by"], line["by"], NOTE[1])
     assert cli("pause", *at(store), "--json").out == ""
 
 

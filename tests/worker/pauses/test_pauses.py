@@ -103,7 +103,8 @@ def test_handlers_that_run_finish_and_all_else_waits_in_the_broker(
     assert not checker.keys.attempts, "nothing is counted as an attempt"
     (said,) = logged(caplog, "consumer_paused")
     assert (said.consumer, said.by, said.note) == (NAME, "anna", "OPS-12")
-    assert [record.consumer for record in logged(caplog, "consumer_resumed")] == [NAME]
+    (said,) = logged(caplog, "consumer_resumed")
+    assert (said.consumer, said.paused_by, said.note) == (NAME, "anna", "OPS-12")
 
 
 def test_a_worker_that_starts_receives_nothing_of_a_paused_consumer(
