@@ -71,3 +71,23 @@ def test_a_worker_that_opens_while_it_is_paused_asks_for_nothing(rabbit):
         found = []
         until(lambda: found.extend(adapter.receive(1, 0.2)) or found)
         assert found[0].message.redelivered is False
+
+
+def test_what_each_pause_returns_counts_as_a_delivery_of_a_quorum_queue_before_4_3(rabbit):
+    queue = rabbit.declare(rabbit.name(), **{"x-queue-type": "quorum"})
+    rabbit.send(Message(queue, id="1"))
+    registry = Registry()
+    registry.consumer(queue, checker=MemoryChecker())(lambda _: None)
+    with closing(RabbitMqAdapter(rabbit.url)) as adapter:
+        adapter.open(tuple(registry.consumers.values()))
+        for _ in range(2):
+            until(lambda: adapter.receive(0, 0.1) == [] and rabbit.depth(queue) == 0)  # it was sent ahead
+            adapter.paused_subjects = adapter.full_subjects = {queue}
+            until(lambda: adapter.receive(0, 0.1) == [] and rabbit.depth(queue) == 1)
+            time.sleep(0.5)  # however long it lasts
+            adapter.paused_subjects = adapter.full_subjects = frozenset()
+        found = []
+        until(lambda: found.extend(adapter.receive(1, 0.2)) or found)
+        counted = found[0].message.raw.properties.headers.get("x-delivery-count", 0)
+        adapter.settle(found[0], Result(Outcome.PROCESSED))
+    assert counted == (2 if rabbit.version < (4, 3) else 0)
