@@ -1,12 +1,13 @@
-"""MessageLog: the log lines about messages that did not end well. LongMessages: finds those that take very long."""
+"""MessageLog: the log lines about messages. LongMessages: finds those that take very long."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import DoomedTransactionError, IdempotentError, StoreError, described
@@ -17,6 +18,9 @@ from idempotent.outcomes import Action, Outcome, Result
 from idempotent.processing.calling import RETURNED
 from idempotent.worker.handlers import HandlerPool
 from idempotent.worker.holds import MAX_CHECKS, InFlightDelivery
+
+if TYPE_CHECKING:
+    from idempotent.adapters.base import Delivery
 
 log = EventLog(__name__)
 
@@ -36,7 +40,7 @@ _TAKES_LONG_S: Final = 60.0
 
 
 class MessageLog:
-    """Logs failures, dead letters and waits, with what identifies the message.
+    """Logs failures, dead letters and waits, with what identifies the message. At DEBUG the whole life of each message.
 
     Args:
         redact: leave the text and the traceback of handlers' exceptions out, because they may quote message bodies. The
@@ -47,6 +51,23 @@ class MessageLog:
         self._redact = redact
         self._traces = Traces()
         self._waits: defaultdict[tuple[str, Outcome, bool], LogThrottle] = defaultdict(LogThrottle)
+
+    def received(self, deliveries: Iterable[Delivery], routes: Mapping[str, AnyConsumer]) -> None:
+        """Log at DEBUG each delivery that the worker has from the broker. `routes`: its consumers by subject."""
+        if log.isEnabledFor(logging.DEBUG):
+            for message in (delivery.message for delivery in deliveries):
+                about = _names(routes.get(message.subject), message)
+                log.debug("message_received", extra={**about, "redelivered": message.redelivered})
+
+    def settled(self, consumer: AnyConsumer | None, message: Message, result: Result) -> None:
+        """Log at DEBUG with which result a delivery was settled."""
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("message_settled", extra=self._about(consumer, message, result))
+
+    def returned(self, work: InFlightDelivery) -> None:
+        """Log at DEBUG a delivery that went back to the broker unprocessed."""
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("message_returned", extra=_names(work.consumer, work.delivery.message))
 
     def not_acknowledged(self, consumer: AnyConsumer | None, message: Message, result: Result) -> None:
         """Log a delivery that was not acknowledged. `consumer`: None if no consumer has its subject.

@@ -105,6 +105,7 @@ class Settling:
         self._outcomes[result.outcome] += 1
         if result.action is not ACK:
             self._log.not_acknowledged(consumer, delivery.message, result)
+        self._log.settled(consumer, delivery.message, result)
         if observers.watch_settled:
             observers.settled(delivery.message, result)
         if self._on_result is not None:
@@ -121,6 +122,7 @@ class Settling:
             AdapterError: unrecoverable: the worker stops.
         """
         self._adapter.requeue(work.delivery)
+        self._log.returned(work)
         self._requeued += 1
 
     def summary(self, abandoned: int, unrecorded: int) -> WorkerSummary:

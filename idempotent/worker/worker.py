@@ -364,6 +364,7 @@ class Worker:
             self._pool.submit(self._holds.take(consumer))
 
     def _accept(self, deliveries: Sequence[Delivery]) -> None:
+        self._log.received(deliveries, self._routes)
         works, settled, now = [], [], time.monotonic()
         for delivery in deliveries:
             consumer = self._routes.get(delivery.message.subject)

@@ -16,13 +16,86 @@ from idempotent.errors import DoomedTransactionError, StoreUnavailableError
 from idempotent.policy import Backoff
 from idempotent.worker.message_log import Traces
 from tests.support.logs import logged
-from tests.worker.running import SUBJECT, Running, emptying, publish, until
+from tests.worker.running import SUBJECT, Running, consumer_of, emptying, publish, until
 
 SOON = Backoff(initial_s=0.01, maximum_s=0.01)
 
 
 def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[logging.LogRecord]:
     return logged(caplog, event)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_at_debug_the_whole_life_of_each_message_is_in_the_log(
+    registry: Registry,
+    broker: MemoryBroker,
+    caplog: pytest.LogCaptureFixture,
+    batch_size: int,
+    is_async: bool,
+) -> None:
+    fails = ["late"]
+
+    def handle(message: Message) -> None:
+        if message.id in fails:
+            fails.remove(message.id)
+            raise ValueError("not yet")
+
+    consumer_of(registry, handle, is_async=is_async, backoff=SOON)
+    publish(broker, "fine", "late", "fine")
+    caplog.set_level(logging.DEBUG, "idempotent")
+    emptying(registry, broker, batch_size=batch_size).run()
+
+    def life(key: str) -> list[tuple[str, str | None]]:
+        return [
+            (record.event, vars(record).get("outcome"))
+            for record in caplog.records
+            if vars(record).get("key") == f"orders:default:{key}"
+        ]
+
+    received = ("message_received", None)
+    assert sorted(life("fine")) == [
+        received,
+        received,
+        ("message_settled", "duplicate"),
+        ("message_settled", "processed"),
+    ]
+    assert life("late") == [
+        received,
+        ("message_failed", "failed"),
+        ("message_settled", "failed"),
+        received,
+        ("message_settled", "processed"),
+    ]
+
+
+def test_at_debug_what_a_worker_that_stops_gives_back_is_in_the_log(
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on = threading.Event()
+    consumer_of(registry, lambda _: goes_on.wait(60))
+    publish(broker, "1", "2")
+    caplog.set_level(logging.DEBUG, "idempotent")
+    running = Running(Worker(registry, MemoryAdapter(broker), gc_interval_s=None))
+    until(lambda: len(lines(caplog, "message_received")) == 2)
+    running.worker.stop()
+    until(lambda: lines(caplog, "message_returned"))
+    goes_on.set()
+    running.join()
+    (returned,) = lines(caplog, "message_returned")
+    (settled,) = lines(caplog, "message_settled")
+    assert (returned.message_id, settled.message_id) == ("2", "1")
+
+
+def test_above_debug_no_message_pays_for_its_lines(
+    registry: Registry, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = []
+    consumer_of(registry, lambda _: None, key=lambda message: asked.append(message.id) or message.id)
+    publish(broker, "1", "2")
+    caplog.set_level(logging.INFO, "idempotent")
+    emptying(registry, broker).run()
+    assert asked == ["1", "2"]
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
