@@ -9,14 +9,17 @@ from enum import Enum
 from typing import Final
 
 from idempotent.claims import KeyStatus
+from idempotent.errors import ConfigurationError
 from idempotent.keys import SHOWN, Key, KeySpace, consumer_in
 
 NEVER_US: Final = 2**53 - 1
 """The stored expiry of a key that never expires: the greatest whole number that Lua can hold."""
-PAUSES: Final = KeySpace("idempotent", "pause")
-"""The keys that say which consumers are paused. No consumer has this name."""
-PAUSES_HEAD: Final = f"{PAUSES.name}:"
+OWN: Final = "idempotent"
+"""The subject of the library's own keys: those of pauses, and of tasks that one process leads. No consumer has it."""
+OWN_HEAD: Final = f"{OWN}:"
 """What their readable texts begin with."""
+PAUSES: Final = KeySpace(OWN, "pause")
+"""The keys that say which consumers are paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class KeyFilter:
     """Which keys to select.
 
     Attributes:
-        consumer: `subject:group`; None: all consumers, without the keys of `PAUSES`, which belong to none.
+        consumer: `subject:group`; None: all consumers, without the library's own keys, which belong to none.
         statuses: these states; empty: all.
         lapsed: only keys in progress whose lease has ended.
     """
@@ -83,7 +86,7 @@ class KeyFilter:
     def matches(self, record: KeyRecord) -> bool:
         """Whether this key is meant."""
         if self.head is None:
-            if is_pause(record.text):
+            if is_own(record.text):
                 return False
         elif not record.text.startswith(self.head):
             return False
@@ -92,9 +95,18 @@ class KeyFilter:
         return record.lapsed or not self.lapsed
 
 
-def is_pause(text: str) -> bool:
-    """Whether a readable text is that of a key of `PAUSES`."""
-    return text.startswith(PAUSES_HEAD)
+def is_own(text: str) -> bool:
+    """Whether a readable text is that of one of the library's own keys."""
+    return text.startswith(OWN_HEAD)
+
+
+def refuse_own(text: str) -> None:
+    """Raise ConfigurationError if nobody may resolve the key of this text, because it is one of the library's own."""
+    if is_own(text):
+        raise ConfigurationError(
+            f"{text} is a key of the library, not of a message: to end a pause, `idempotent resume`; what else "
+            "is there ends by itself"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +129,10 @@ class KeyStats:
 
 
 def counted(records: Iterable[KeyRecord]) -> list[KeyStats]:
-    """Keys counted by consumer and state, in this order, without those of `PAUSES`."""
+    """Keys counted by consumer and state, in this order, without the library's own."""
     found: dict[tuple[str, KeyStatus], KeyStats] = {}
     for record in records:
-        if is_pause(record.text):
+        if is_own(record.text):
             continue
         name = (consumer_in(record.text), record.status)
         seen = found.get(name, KeyStats(*name, 0, 0, record.update_at_us))
@@ -193,7 +205,7 @@ def measured(records: Iterable[KeyRecord], expired: int = 0) -> StoreStats:
         if record.expires_at_us is not None and record.expires_at_us < record.now_us:
             leased = is_claimed and not record.lapsed
             expired += not leased and record.status is not KeyStatus.IN_PROGRESS_PARK
-        if record.status is KeyStatus.DONE:
+        if record.status is KeyStatus.DONE or is_own(record.text):
             continue
         name = consumer_in(record.text)
         seen = found.get(name, _NONE_WAIT)
@@ -232,7 +244,7 @@ class KeyAdmin(ABC):
 
     @abstractmethod
     def stats(self) -> Sequence[KeyStats]:
-        """Counts by consumer and state, without the keys of `PAUSES`."""
+        """Counts by consumer and state, without the library's own keys."""
 
     def measure(self) -> StoreStats:
         """What `IdempotentCollector` shows of the store. The default reads every key."""

@@ -195,8 +195,8 @@ def space_named(name: str) -> KeySpace | None:
         return None
     try:
         return _space_of(subject, group)
-    except UnicodeDecodeError:
-        return None  # %XX that is not UTF-8
+    except UnicodeError:
+        return None  # %XX, or a byte on the command line, that is not UTF-8
 
 
 def _is_cut(name: str) -> bool:

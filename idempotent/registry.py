@@ -20,6 +20,7 @@ from typing import (
     overload,
 )
 
+from idempotent.admin import OWN
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import UNBOUNDED
 from idempotent.codecs import Codec, Framed
@@ -241,7 +242,8 @@ class Registry:
         Raises:
             ConfigurationError: invalid or contradictory options, or a handler with other parameters.
         """
-        text(subject, "subject")
+        if text(subject, "subject") == OWN:
+            raise ConfigurationError(f"no consumer has the subject {OWN!r}: its keys are the library's own")
         text(group, "group")
         if queue is not None:
             text(queue, "queue")

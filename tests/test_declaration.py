@@ -107,6 +107,7 @@ def generator_handler(message):
         (lambda: declare(print_message, batch=True, on_cancel="park"), "cannot go with batch"),
         (lambda: declare(print_message, on_cancel="finish"), "which no task cancels"),
         (lambda: Registry().consumer("", checker=MemoryChecker()), "subject"),
+        (lambda: Registry().consumer("idempotent", checker=MemoryChecker()), "keys are the library's own"),
         (lambda: declare(print_message, checker="nonsense://x"), "the URL is invalid"),
         (lambda: SqlChecker("sqlite://"), "in-memory"),
         (lambda: SqlChecker("sqlite:///x.db", table="a; DROP TABLE b"), "table"),

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from idempotent.admin import OWN
 from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.claims import Claim, ClaimRequest
 from idempotent.keys import KeySpace
-
-_SUBJECT: Final = "idempotent"
-
-
-def is_ours(consumer: str) -> bool:
-    """Whether keys of this consumer (`subject:group`) are those of the library's own tasks, and of no message."""
-    return consumer.startswith(f"{_SUBJECT}:")
 
 
 class Lead:
@@ -29,7 +23,7 @@ class Lead:
         self._protocol: Final = protocol
         # After a crash, a claim that never lapses would block the task permanently.
         self._is_free: Final = protocol.hooks.lease_s is None
-        self._request: Final = ClaimRequest(KeySpace(_SUBJECT, task).key("leader"))
+        self._request: Final = ClaimRequest(KeySpace(OWN, task).key("leader"))
         self._claim: Claim | None = None
 
     def take(self) -> bool:

@@ -14,7 +14,6 @@ import typer
 from idempotent.adapters import adapter_from_url
 from idempotent.admin import DEAD_LIST, Finding, KeyAdmin, KeyFilter, Level
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.checkers.leading import is_ours
 from idempotent.checkers.pauses import pauses_in
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.claims import KeyStatus
@@ -289,7 +288,7 @@ def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
 def _waiting(admin: KeyAdmin, options: str) -> Iterator[Finding]:
     counted = admin.stats()
     dead = sum(stats.count for stats in counted if stats.status is KeyStatus.DEAD)
-    lapsed = sum(stats.lapsed for stats in counted if not is_ours(stats.consumer))
+    lapsed = sum(stats.lapsed for stats in counted)
     if dead:
         yield Finding(
             Level.WARNING,

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final, Self
 
-from idempotent.admin import StoreStats, WaitingKeys
+from idempotent.admin import OWN, StoreStats, WaitingKeys
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.checkers.leading import is_ours
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.claims import ClaimRequest
 from idempotent.consumer import AnyConsumer
@@ -33,8 +32,7 @@ _EVERY_WHILE_DOWN_S: Final = 1.0
 _ANSWER_S: Final = 10.0
 _LAST_WAIT_S: Final = 1.0
 _REMIND_S: Final = 60
-# No consumer has this name.
-_TRIALS: Final = KeySpace("idempotent", "trial")
+_TRIALS: Final = KeySpace(OWN, "trial")
 # Of the deletions.
 _FIRST_AFTER_S: Final = 60.0
 _JITTER: Final = 0.1
@@ -312,6 +310,6 @@ class MeasuredStore:
             self._lead.give_up()
 
     def _named(self, stats: StoreStats) -> StoreStats:
-        """The measure, with zeros for the worker's consumers, and without the library's own keys."""
-        theirs = {name: keys for name, keys in stats.consumers.items() if not is_ours(name)}
-        return StoreStats(dict.fromkeys(self.consumers, WaitingKeys(0, 0, 0.0)) | theirs, stats.expired)
+        """The measure, with zeros for the worker's consumers."""
+        nothing = dict.fromkeys(self.consumers, WaitingKeys(0, 0, 0.0))
+        return StoreStats({**nothing, **stats.consumers}, stats.expired)

@@ -54,12 +54,17 @@ def test_a_pause_says_who_and_why_and_lasts_until_somebody_resumes(store, checke
     assert Pauses(checker).pause(NAME, by="cleo")[0].by == "ben"
 
 
-def test_it_is_no_key_of_a_consumer(store):
+def test_the_keys_of_the_library_are_in_no_list_count_or_measure_of_consumers(store):
     dead(store, BILLING.key("1"))
     Pauses(store.leased()).pause(NAME, by="anna")
+    leading = store.leased()
+    assert leading.lead("metrics").take()
     admin = store.leased().admin()
     assert [record.text for record in admin.list(KeyFilter())] == ["orders.paid:billing:1"]
     assert [(stats.consumer, stats.count) for stats in admin.stats()] == [(NAME, 1)]
+    assert list(admin.measure().consumers) == [NAME]
+    (lead,) = admin.list(KeyFilter("idempotent:metrics"))
+    assert lead.status.in_progress
     (shown,) = admin.list(KeyFilter(PAUSES.name))
     assert shown.text == f"idempotent:pause:{NAME}"
 

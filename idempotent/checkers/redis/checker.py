@@ -10,7 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, tee
 from typing import Any, Final
 
-from idempotent.admin import Finding, KeyAdmin, KeyFilter, KeyRecord, KeyStats, StoreStats, counted, measured
+from idempotent.admin import (
+    OWN,
+    Finding,
+    KeyAdmin,
+    KeyFilter,
+    KeyRecord,
+    KeyStats,
+    StoreStats,
+    counted,
+    measured,
+)
 from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.judging import known
 from idempotent.checkers.redis.findings import redis_findings
@@ -26,7 +36,7 @@ DEFAULT_PREFIX: Final = "idempotent:"
 _MICROSECONDS: Final = 1_000_000
 _TOKEN_BYTES: Final = 8
 # Asked for by `ping`; no consumer has this name.
-_PINGED: Final = KeySpace("idempotent", "ping").key("ping")
+_PINGED: Final = KeySpace(OWN, "ping").key("ping")
 _ACQUIRED, _DONE, _DEAD, _, _NO_KEY = range(5)
 # Of a key in progress.
 _HELD: Final = -1

@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL
 
 from idempotent.admin import (
     NEVER_US,
-    PAUSES_HEAD,
+    OWN_HEAD,
     KeyAdmin,
     KeyFilter,
     KeyRecord,
@@ -40,7 +40,7 @@ from idempotent.stores.sql.sockets import LONGEST_S
 PAGE: Final = 200
 _LIGHT_PAGE: Final = 5000
 _K: Final = f"SUBSTR(k, 1, {SHOWN})"
-_IS_NO_PAUSE: Final = f"SUBSTR({{0}}k, 1, {len(PAUSES_HEAD)}) <> '{PAUSES_HEAD}'".format
+_IS_NOT_OWN: Final = f"SUBSTR({{0}}k, 1, {len(OWN_HEAD)}) <> '{OWN_HEAD}'".format
 MOST_EXPIRED: Final = 100_000
 """Expired keys that a measure counts at most."""
 # The consumer in `k`, with the ':' after it: with it, a collation that ignores trailing blanks still separates "b" and
@@ -266,7 +266,7 @@ class _AdminStatements:
         self.stats: Final = (
             f"SELECT {_CONSUMER[dialect.name]} AS consumer, status, COUNT(*),"
             f" SUM(CASE WHEN {self._lapsed} THEN 1 ELSE 0 END), MIN(update_at)"
-            f" FROM {table} WHERE {_IS_NO_PAUSE('')} GROUP BY 1, 2"
+            f" FROM {table} WHERE {_IS_NOT_OWN('')} GROUP BY 1, 2"
         )
         claimed = f"{IN_PROGRESS} AND owner <> {nobody}"
         self.now: Final = f"SELECT {now}"
@@ -275,7 +275,7 @@ class _AdminStatements:
             f" SUM(CASE WHEN status = {KeyStatus.DEAD:d} THEN 1 ELSE 0 END),"
             f" SUM(CASE WHEN {claimed} AND lease_until < ? THEN 1 ELSE 0 END),"
             f" MIN(CASE WHEN {claimed} THEN update_at END)"
-            f" FROM {table} WHERE status <> {KeyStatus.DONE:d} GROUP BY 1"
+            f" FROM {table} WHERE status <> {KeyStatus.DONE:d} AND {_IS_NOT_OWN('')} GROUP BY 1"
         )
         # By the index of expiries, and no further than what many runs of gc would delete.
         self.expired: Final = dialect.markers(
@@ -291,7 +291,7 @@ class _AdminStatements:
         """The conditions of a filter, each with its AND, and their parameters."""
         conditions, params = "", []
         if selection.head is None:
-            conditions += f" AND {_IS_NO_PAUSE('t.')}"
+            conditions += f" AND {_IS_NOT_OWN('t.')}"
         else:
             # Not LIKE: a subject may contain its wildcards. Not a range: it depends on the collation.
             conditions += f" AND SUBSTR(t.k, 1, {len(selection.head)}) = ?"

@@ -11,7 +11,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord
+from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, is_own, refuse_own
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.claims import KeyStatus, Verdict
@@ -162,12 +162,12 @@ def show(
         emit(**as_json(found))
         return
     show_record(in_full(found))
-    if found.lapsed or found.status is KeyStatus.DEAD:
+    if (found.lapsed or found.status is KeyStatus.DEAD) and not is_own(found.text):
         resolve_it = f"idempotent keys resolve {plain(quote(found.text))}"
         options = plain(checker.command_options)
         say(f"It happened:       {resolve_it} --done {options}")
         say(f"Let it run again:  {resolve_it} --retry {options}")
-    if found.status is KeyStatus.DEAD:
+    if found.status is KeyStatus.DEAD and not is_own(found.text):
         say(_LETTER)
 
 
@@ -263,6 +263,7 @@ def resolve(
 def _create(checker: AbstractIdempotentChecker, key: str, *, as_json: bool) -> bool:
     """Mark a key as done that is not stored; False: it is stored, so it is a key like others."""
     wanted = parsed_key(key)
+    refuse_own(wanted.text)
     (verdict,) = importing.mark_done(checker, [wanted])
     if verdict is Verdict.ACQUIRED:
         text = f"[green]Done:[/green] {plain(key)} marked done (was: not stored, waiting, or its lease had ended)."
@@ -316,7 +317,9 @@ def _meant(key: str | None, consumer: str | None, status: list[Status] | None, *
         )
     if key is None and not (status or lapsed):
         raise typer.BadParameter("give a KEY, or choose many: --status dead, or --lapsed")
-    return _selection(consumer, status, lapsed=lapsed)
+    meant = _selection(consumer, status, lapsed=lapsed)
+    refuse_own(meant.head or "")
+    return meant
 
 
 def _change(
@@ -342,6 +345,7 @@ def _change_one(
     found = admin.get(parsed_key(key))
     if found is None:
         _not_stored(checker, key, as_json=as_json)
+    refuse_own(found.text)
     done, was = found.status is KeyStatus.DONE, status_word(found.status)
     if done and change is _REOPEN:
         confirm("It is done: its effect happened, and will happen again. Reopen it?", yes=yes)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from idempotent.admin import KeyAdmin
+from idempotent.admin import KeyAdmin, refuse_own
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import ClaimRequest, Completion, Decision, Verdict
 from idempotent.cli.exits import ExitCode, epilog
@@ -24,7 +24,7 @@ from idempotent.cli.options import (
 )
 from idempotent.cli.stores import checker_at, parsed_key
 from idempotent.cli.terminal.output import note, plain, progress, tell
-from idempotent.errors import StoreBusyError
+from idempotent.errors import ConfigurationError, StoreBusyError
 from idempotent.keys import Key, KeySpace, id_of, space_named
 from idempotent.views.text import count
 
@@ -119,9 +119,11 @@ def _keys(lines: Iterable[bytes], space: KeySpace | None) -> Iterator[Key]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                yield _key(json.loads(line), space)
-            except (ValueError, TypeError, RecursionError, typer.BadParameter) as error:
+                key = _key(json.loads(line), space)
+                refuse_own(key.text)
+            except (ValueError, TypeError, RecursionError, typer.BadParameter, ConfigurationError) as error:
                 raise typer.BadParameter(f"line {number}: {error}") from None
+            yield key
 
 
 def _key(record: Any, space: KeySpace | None) -> Key:

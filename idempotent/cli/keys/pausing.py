@@ -119,7 +119,7 @@ def _keys_at(url: str, table: str | None, prefix: str | None) -> Iterator[Abstra
 def _named(consumer: str) -> str:
     name = consumer_named(consumer)
     if name is None:
-        raise typer.BadParameter(_FORM)
+        raise typer.BadParameter(f"{consumer!r} is none: {_FORM}")
     return name
 
 

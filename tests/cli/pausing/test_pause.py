@@ -1,7 +1,10 @@
 """`idempotent pause` and `idempotent resume` on every store."""
 
+import json
+
 import pytest
 
+from idempotent.admin import PAUSES
 from idempotent.checkers import OffsetChecker
 from idempotent.checkers.pauses import pause_of
 from idempotent.keys import KeySpace
@@ -63,6 +66,31 @@ def test_other_commands_leave_pauses_alone(cli, store):
     assert pause_of(store.leased(), NAME) is not None
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("keys", "reopen", f"idempotent:pause:{NAME}"),
+        ("keys", "reopen", PAUSES.key(NAME).hash.hex()),
+        ("keys", "resolve", f"idempotent:pause:{NAME}", "--done"),
+        ("keys", "resolve", f"idempotent:pause:{NAME}", "--retry"),
+        ("keys", "resolve", "idempotent:pause:other:group", "--done", "--create"),
+        ("keys", "resolve", "--consumer", "idempotent:pause", "--status", "dead", "--done", "--yes"),
+        ("keys", "import", "-"),
+        ("keys", "import", "-", "--consumer", "idempotent:pause"),
+    ],
+    ids=" ".join,
+)
+def test_no_other_command_changes_one_that_is_named(cli, sqlite_store, words):
+    cli("pause", NAME, *at(sqlite_store))
+    given = {"id": "other:group"} if "--consumer" in words else {"key": "idempotent:pause:other:group"}
+    answer = cli(*words, *at(sqlite_store), input=json.dumps(given))
+    assert answer.code in (2, 3)
+    assert "to end a pause, `idempotent resume`" in " ".join(answer.err.replace("│", " ").split())
+    assert pause_of(sqlite_store.leased(), NAME) is not None
+    assert sqlite_store.leased().admin().get(PAUSES.key("other:group")) is None
+    assert "keys resolve" not in cli("keys", "show", f"idempotent:pause:{NAME}", *at(sqlite_store)).out
+
+
 def test_doctor_advises_to_think_of_it(cli, store):
     cli("pause", NAME, *NOTE, *at(store))
     found = [line for line in cli("doctor", *at(store), "--json").lines if NAME in line["what"]]
@@ -74,7 +102,7 @@ def test_doctor_advises_to_think_of_it(cli, store):
     assert "wait for a person" not in cli("doctor", *at(store)).out.replace("no key waits for a person", "")
 
 
-@pytest.mark.parametrize("consumer", ["orders", "a:b:c", ":b"])
+@pytest.mark.parametrize("consumer", ["orders", "a:b:c", ":b", "\udcff:g", "g:\udcff"])
 def test_what_is_no_consumer_s_name_is_refused(cli, sqlite_store, consumer):
     for command in ("pause", "resume"):
         answer = cli(command, consumer, *at(sqlite_store))
