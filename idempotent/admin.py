@@ -57,6 +57,11 @@ class KeyRecord:
     deaths: int = 0
 
     @property
+    def state(self) -> str:
+        """Differs after each change of the key: what a person decided about is as it was if this is the same."""
+        return f"{self.hash.hex()}.{self.fence}.{self.status:d}.{self.update_at_us}"
+
+    @property
     def lapsed(self) -> bool:
         """Whether the key is in progress and its lease has ended."""
         if self.held or not self.status.in_progress or self.lease_until_us is None:

@@ -11,10 +11,10 @@ from idempotent.adapters.files import FileAdapter
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.memory import MemoryKeyAdmin
-from idempotent.claims import ClaimRequest, KeyStatus
+from idempotent.claims import ClaimRequest, Failure, KeyStatus
 from idempotent.errors import AdapterError, ConfigurationError
 from idempotent.keys import KeySpace
-from idempotent.redrive import Letter, LetterFilter, Redriven, drop, letters, redrive
+from idempotent.redrive import Dropped, Letter, LetterFilter, Redriven, drop, letters, redrive
 from tests.support.kinds import KINDS, as_plain
 
 ORDERS = KeySpace("orders", "billing")
@@ -143,7 +143,7 @@ def test_a_key_that_changes_meanwhile_keeps_its_letter():
 
     shop = Shop("1", checker=Busy())
     shop.deliver("1")
-    assert shop.redrive() == Redriven(left=1)
+    assert shop.redrive() == Redriven(left=1, changed=("orders:billing:1",))
     assert len(shop.broker.dead_letters("orders")) == 1
     assert shop.checker.admin().get(ORDERS.key("1")).status is KeyStatus.DEAD
 
@@ -322,6 +322,36 @@ class TestTheFirstLetters:
         assert shop.redrive(canary=3, canary_wait_s=3600, dry_run=True) == Redriven(returned=2, reopened=2)
 
 
+def state(shop: Shop, name: str) -> str | None:
+    record = shop.checker.admin().get(ORDERS.key(name))
+    return None if record is None else record.state
+
+
+def reopen(shop: Shop) -> None:
+    admin = shop.checker.admin()
+    assert admin.reopen(admin.get(ORDERS.key("1")))
+
+
+def resolve(shop: Shop) -> None:
+    admin = shop.checker.admin()
+    assert admin.mark_done(admin.get(ORDERS.key("1")))
+
+
+def run(shop: Shop) -> None:
+    """A worker runs it, after somebody has reopened it."""
+    reopen(shop)
+    assert shop.checker.protocol.claim(ClaimRequest(ORDERS.key("1"))).claim is not None
+
+
+def die_again(shop: Shop) -> None:
+    reopen(shop)
+    claim = shop.checker.protocol.claim(ClaimRequest(ORDERS.key("1"))).claim
+    assert shop.checker.protocol.release(claim, Failure("ValueError: again", 1, fatal=True)).dead
+
+
+CHANGES = {each.__name__: each for each in (reopen, resolve, run, die_again)}
+
+
 class TestDropping:
     """What a key becomes when letters of it are dropped."""
 
@@ -334,6 +364,9 @@ class TestDropping:
         return shop
 
     def drop(self, shop: Shop, **choice) -> int:
+        return self.dropped(shop, **choice).dropped
+
+    def dropped(self, shop: Shop, **choice) -> Dropped:
         adapter = MemoryAdapter(shop.broker)
         return drop(shop.consumer, adapter, only=LetterFilter(**choice), note="x", idle_s=0.3)
 
@@ -358,6 +391,26 @@ class TestDropping:
         assert shop.checker.admin().get(ORDERS.key("1")).status is KeyStatus.DONE
         shop.bad.clear()
         assert shop.deliver("1")[Outcome.DUPLICATE] == 1
+
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_one_whose_key_is_another_than_was_shown_stays(self, change):
+        shop = Shop("1", "2")
+        shop.deliver("1", "2")
+        shown = {each.place: each.state for each in self.letters(shop)}
+        CHANGES[change](shop)
+        then = state(shop, "1")
+        assert self.dropped(shop, shown=shown) == Dropped(1, ("orders:billing:1",))
+        assert state(shop, "1") == then, "nobody has decided about what it is now"
+        assert shop.checker.admin().get(ORDERS.key("2")).status is KeyStatus.DONE
+        now = LetterFilter(shown=shown)
+        assert shop.redrive(only=now) == Redriven(left=1, changed=("orders:billing:1",))
+        assert state(shop, "1") == then
+        assert len(shop.broker.dead_letters("orders")) == 1
+
+    def test_copies_that_were_shown_are_dropped_and_returned_together(self, shop):
+        shown = LetterFilter(shown={each.place: each.state for each in self.letters(shop)})
+        assert shop.redrive(only=shown, dry_run=True) == Redriven(returned=1, reopened=1, left=1, again=1)
+        assert self.dropped(shop, shown=shown.shown) == Dropped(2)
 
     def test_a_letter_whose_key_is_not_stored_never_runs_either(self):
         shop = Shop("1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import Enum
 from shlex import quote
 from typing import Annotated, Any, Final, TypeAlias
@@ -42,9 +42,9 @@ from idempotent.cli.terminal.output import (
 )
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import mask, url_word
-from idempotent.redrive import ALL, Letter, LetterFilter, drop, letters
+from idempotent.redrive import ALL, Dropped, Letter, LetterFilter, drop, letters
 from idempotent.registry import Registry
-from idempotent.views.letters import ErrorGroup, by_error, died, in_full, row
+from idempotent.views.letters import ErrorGroup, by_error, changed_meanwhile, died, in_full, row
 from idempotent.views.text import count
 
 _SHOWN_BODY: Final = 10_000
@@ -261,13 +261,13 @@ def drop_letters(
         with progress("looking for dead letters", quiet=as_json):
             found = letters(consumer, adapter(), only=only, limit=limit, idle_s=idle)
         if not found:
-            tell(_NO_LETTER, as_json=as_json, consumer=consumer.name, dropped=0)
+            tell(_NO_LETTER, as_json=as_json, consumer=consumer.name, **asdict(Dropped()))
             raise typer.Exit(ExitCode.ATTENTION)
         confirm(f"Drop {count(len(found), 'letter')} of {consumer.name}? Their messages never run.", yes=yes)
         with progress("dropping", quiet=as_json) as said:
-            # What died since then was not agreed to.
-            meant = replace(only, places=frozenset(each.place for each in found))
-            dropped = drop(
+            # What died or changed since then was not agreed to.
+            meant = replace(only, shown={each.place: each.state for each in found})
+            done = drop(
                 consumer,
                 adapter(),
                 only=meant,
@@ -276,9 +276,11 @@ def drop_letters(
                 idle_s=idle,
                 on_letter=lambda number: said(f"{count(number, 'letter')} dropped"),
             )
-    text = f"[green]Done:[/green] {count(dropped, 'letter')} of {plain(consumer.name)} dropped."
-    tell(text, as_json=as_json, consumer=consumer.name, dropped=dropped)
-    if dropped < len(found):
+    text = f"[green]Done:[/green] {count(done.dropped, 'letter')} of {plain(consumer.name)} dropped."
+    tell(text, as_json=as_json, consumer=consumer.name, **asdict(done))
+    if done.changed and not as_json:
+        note(f"{plain(changed_meanwhile(done.changed))}.")
+    if done.dropped < len(found):
         raise typer.Exit(ExitCode.ATTENTION)
 
 

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from idempotent.adapters.base import Adapter
+from idempotent.admin import KeyFilter, KeyRecord
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.pauses import pause_of
 from idempotent.console.audit import Audit
@@ -34,7 +35,7 @@ from idempotent.console.desks import (
     name_of,
 )
 from idempotent.console.guard import Access, Guard, Sessions, cookie_of, is_name
-from idempotent.console.pages import Pages, job_words, oldest, readable, state_of, static
+from idempotent.console.pages import Pages, job_words, oldest, readable, static
 from idempotent.console.stores import ConsoleStore
 from idempotent.errors import ConfigurationError, IdempotentError, SchemaError, StoreError, described, mask
 from idempotent.keys import Key, key_from_text
@@ -216,9 +217,9 @@ class Console:
             raise ChangedError("This letter is not among those that were read last.")
         letter = None if found is None else found.letter
         key = _key(desk, name) if letter is None else letter.key
-        if desk.admin is not None and key is not None:
+        if key is not None:
             try:
-                record = desk.admin.get(key)
+                record = _record(desk, key)
             except StoreError as failure:
                 error = mask(str(failure))
         values = None if record is None else key_view.in_full(record)
@@ -233,7 +234,7 @@ class Console:
             record=record,
             values=values,
             store_error=error,
-            is_changed=record is not None and seen is not None and state_of(record) != state_of(seen),
+            is_changed=record is not None and seen is not None and record.state != seen.state,
             **{"body": None, **more},
         )
 
@@ -339,8 +340,8 @@ class Console:
         items = []
         for each in seen:
             key = _key(desk, each.partition(".")[0])
-            record = None if key is None or desk.admin is None else desk.admin.get(key)
-            if record is not None and state_of(record) == each:
+            record = None if key is None else _record(desk, key)
+            if record is not None and record.state == each:
                 items.append(key_item(desk.name, record))
         return items
 
@@ -499,6 +500,16 @@ def _key(desk: Desk, text: str) -> Key | None:
         return key_from_text(text) or key_from_text(f"{desk.name}:{text}")
     except ValueError:
         return None  # %XX that is not UTF-8
+
+
+def _record(desk: Desk, key: Key) -> KeyRecord | None:
+    """What the store has of a key now. Raises HTTPException: it is a key of another consumer, or of none."""
+    record = None if desk.admin is None else desk.admin.get(key)
+    if record is not None and not KeyFilter(desk.name).matches(record):
+        raise HTTPException(
+            404, f"{record.text} is no key of {desk.name}. Look it up on the page of its own consumer."
+        )
+    return record
 
 
 def _proposed(desk: Desk, given: Any) -> Proposal:

@@ -23,7 +23,7 @@ from idempotent.logs import EventLog
 from idempotent.message import received_message
 from idempotent.redrive import ALL, Letter, LetterFilter, Redriven, drop, error_group, letters, redrive
 from idempotent.values import value
-from idempotent.views.letters import ErrorGroup, by_error, why_left
+from idempotent.views.letters import ErrorGroup, by_error, changed_meanwhile, why_left
 from idempotent.views.text import count
 
 log = EventLog(__name__)
@@ -74,6 +74,11 @@ class Item:
         """Its key, if that is dead."""
         return self.record if self.record is not None and self.record.status is KeyStatus.DEAD else None
 
+    @property
+    def state(self) -> str | None:
+        """The state of its key, as `Letter.state`."""
+        return None if self.record is None else self.record.state
+
 
 @value
 class Snapshot:
@@ -86,7 +91,6 @@ class Snapshot:
         lapsed: its keys in progress whose lease has ended, likewise.
         all_letters: whether there are no more letters, as far as the broker says.
         all_keys: whether there are no more dead keys.
-        now_us: the store's clock, as far as it was seen.
         at: when it was read, on the clock of `time.monotonic`.
     """
 
@@ -96,7 +100,6 @@ class Snapshot:
     lapsed: Sequence[Item]
     all_letters: bool
     all_keys: bool
-    now_us: int | None
     at: float
 
     def of(self, kind: str) -> Sequence[Item]:
@@ -145,8 +148,7 @@ class Proposal:
     Attributes:
         id: names it once.
         action: redrive, drop, retry or done.
-        items: what it changes.
-        until_us: the store's clock when they were read: what died later is not meant.
+        items: what it changes, as it was shown.
         is_all: whether these are all letters that were read.
         counted: the job that counts what a redrive would do.
         found: what it found.
@@ -155,7 +157,6 @@ class Proposal:
     id: str
     action: str
     items: Sequence[Item]
-    until_us: int | None = None
     is_all: bool = False
     counted: Job | None = None
     found: Redriven | None = None
@@ -271,7 +272,6 @@ class Desk:
             found = [_item(each) for each in read]  # without their bodies
         dead, lapsed = self._keys(MOST + 1, KeyStatus.DEAD), self._keys(_MOST_LAPSED)
         with_letter = {each.record.hash for each in found if each.record is not None}
-        clocks = [each.record.now_us for each in (*found, *dead, *lapsed) if each.record is not None]
         read_now = Snapshot(
             uuid4().hex,
             sorted(found, key=name_of),
@@ -279,7 +279,6 @@ class Desk:
             sorted(lapsed, key=name_of),
             all_letters=len(found) < MOST,
             all_keys=len(dead) <= MOST,
-            now_us=max(clocks, default=None),
             at=time.monotonic(),
         )
         self._snapshots.append(read_now)
@@ -298,7 +297,7 @@ class Desk:
         found: list[Letter] = []
 
         def work(job: Job) -> str:
-            only = LetterFilter(places=frozenset({place}))
+            only = LetterFilter(names=frozenset({place}))
             found.extend(letters(*self._open(), only=only, limit=1, idle_s=self._idle_s, on_letter=job.seen))
             return ""
 
@@ -328,9 +327,8 @@ class Desk:
         Raises:
             BusyError: something is under way.
         """
-        made = Proposal(uuid4().hex, action, items)
-        if snapshot is not None:
-            made.until_us, made.is_all = snapshot.now_us, len(items) == len(snapshot.letters)
+        is_all = snapshot is not None and len(items) == len(snapshot.letters)
+        made = Proposal(uuid4().hex, action, items, is_all)
         if action == "redrive":
 
             def rehearse(job: Job) -> str:
@@ -394,31 +392,31 @@ class Desk:
         if mine.left and self._source is not None:
             text += f" {count(mine.left, 'letter')} left: {why_left(mine, self._source[0].checker.command_options)}"
         if (gone := chosen - done.returned - mine.left) > 0:
-            text += (
-                f" {count(gone, 'letter')} gone: returned or dropped by somebody else, or died again since."
-            )
+            text += f" {count(gone, 'letter')} gone: returned or dropped by somebody else."
         return text
 
     def _drop(self, proposal: Proposal, note: str, job: Job) -> str:
         only = _exactly(proposal)
-        dropped = drop(*self._open(), only=only, note=note, idle_s=self._idle_s, on_letter=job.seen)
-        text = f"{count(dropped, 'letter')} dropped."
-        if (rest := len(proposal.items) - dropped) > 0:
-            text += f" {count(rest, 'letter')} not: gone, or with a key that has changed since it was shown."
+        done = drop(*self._open(), only=only, note=note, idle_s=self._idle_s, on_letter=job.seen)
+        text = f"{count(done.dropped, 'letter')} dropped."
+        if done.changed:
+            text += f" {changed_meanwhile(done.changed)}."
+        if (gone := len(proposal.items) - done.dropped - len(done.changed)) > 0:
+            text += f" {count(gone, 'letter')} gone: returned or dropped by somebody else."
         return text
 
     def _resolve(self, proposal: Proposal, job: Job) -> str:
         assert self.admin is not None
-        is_retry, items, resolved = proposal.action == "retry", proposal.items, 0
+        is_retry, changed, resolved = proposal.action == "retry", [], 0
         change = self.admin.reopen if is_retry else self.admin.mark_done
-        for each in items:
+        for each in proposal.items:
             if each.record is not None and change(each.record):
                 resolved += 1
                 job.seen(resolved)
+            else:
+                changed.append(each.label)
         text = f"{count(resolved, 'key')} {'reopened' if is_retry else 'marked done'}."
-        if rest := len(items) - resolved:
-            text += f" {count(rest, 'key')} not: gone, or changed since shown, by a worker or somebody else."
-        return text
+        return f"{text} {changed_meanwhile(changed)}." if changed else text
 
 
 def key_item(consumer: str, record: KeyRecord) -> Item:
@@ -441,9 +439,14 @@ def _item(letter: Letter) -> Item:
         key=message.key,
         timestamp=message.timestamp,
     )
-    label = letter.place if letter.key is None else str(letter.key)
     return Item(
-        letter.place, label, letter.error, letter.reason, letter.record, replace(letter, message=light), size
+        letter.place,
+        letter.label,
+        letter.error,
+        letter.reason,
+        letter.record,
+        replace(letter, message=light),
+        size,
     )
 
 
@@ -453,4 +456,4 @@ def name_of(item: Item) -> tuple[str, str]:
 
 
 def _exactly(proposal: Proposal) -> LetterFilter:
-    return LetterFilter(places=frozenset(each.id for each in proposal.items), died_by_us=proposal.until_us)
+    return LetterFilter(shown={each.id: each.state for each in proposal.items})

@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from idempotent.admin import KeyRecord
 from idempotent.console.desks import Desk
 from idempotent.errors import brief
 from idempotent.observe import OutboxStats
@@ -41,7 +40,7 @@ class Pages:
             lstrip_blocks=True,
             finalize=_shown,
         )
-        self._environment.globals.update(values, job_words=job_words, oldest=oldest, state=state_of)
+        self._environment.globals.update(values, job_words=job_words, oldest=oldest)
         self._environment.filters.update(
             q=_quoted, since=_since, moment=moment, count=count, status=status_word
         )
@@ -88,11 +87,6 @@ def job_words(desk: Desk) -> str:
     if job is None or not desk.is_busy:
         return "" if job is None else job.result
     return f"{job.words}: {job.progress:,} so far"
-
-
-def state_of(record: KeyRecord) -> str:
-    """Which state of a key was shown."""
-    return f"{record.hash.hex()}.{record.fence}.{record.status:d}.{record.update_at_us}"
 
 
 def _quoted(value: str) -> Markup:

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from idempotent.redrive.dropping import drop
+from idempotent.redrive.dropping import Dropped, drop
 from idempotent.redrive.reading import ALL, Letter, LetterFilter, error_group, letters
 from idempotent.redrive.returning import Redriven, redrive
 
-__all__ = ["ALL", "Letter", "LetterFilter", "Redriven", "drop", "error_group", "letters", "redrive"]
+__all__ = [
+    "ALL",
+    "Dropped",
+    "Letter",
+    "LetterFilter",
+    "Redriven",
+    "drop",
+    "error_group",
+    "letters",
+    "redrive",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from idempotent.claims import ClaimRequest, KeyStatus, Verdict
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
 log = EventLog(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What became of letters that were to be dropped.
+
+    Attributes:
+        dropped: how many were removed.
+        changed: what stays, by key or place, because its key is not as it was shown, or changed during the work.
+    """
+
+    dropped: int = 0
+    changed: tuple[str, ...] = ()
+
+
 def drop(
     consumer: AnyConsumer,
     adapter: Adapter,
@@ -27,8 +41,8 @@ def drop(
     limit: int | None = None,
     idle_s: float = 3.0,
     on_letter: Callable[[int], object] | None = None,
-) -> int:
-    """Remove dead letters, whose messages will never run. Returns how many were removed.
+) -> Dropped:
+    """Remove dead letters, whose messages will never run.
 
     The key of a letter is marked as done first, also one that is not stored, so that later deliveries of its message
     are duplicates. But where another letter of the key stays, such as a copy, the key stays dead: that letter can still
@@ -46,7 +60,7 @@ def drop(
     Raises:
         ConfigurationError, AdapterError, StoreError: as `redrive`.
     """
-    dropped = 0
+    dropped, changed = 0, []
     with Reading(consumer, adapter, idle_s) as reading:
         found = [
             (delivery, letter)
@@ -58,9 +72,11 @@ def drop(
         kept = {letter.key for delivery, letter in found if id(delivery) not in places}
         done: set[Key | None] = {None} if reading.admin is not None else {letter.key for _, letter in meant}
         for delivery, letter in meant:
-            if letter.key not in done and letter.key not in kept:
-                if not _is_done(consumer, reading, letter):
-                    continue
+            is_resolved = letter.key in done or letter.key in kept
+            if only.has_changed(letter) or not (is_resolved or _is_done(consumer, reading, letter)):
+                changed.append(letter.label)
+                continue
+            if letter.key not in kept:
                 done.add(letter.key)
             reading.settle(delivery)
             dropped += 1
@@ -76,7 +92,7 @@ def drop(
             log.warning("letter_dropped", extra=extra)
             if on_letter is not None:
                 on_letter(dropped)
-    return dropped
+    return Dropped(dropped, tuple(changed))
 
 
 def _is_done(consumer: AnyConsumer, reading: Reading, letter: Letter) -> bool:

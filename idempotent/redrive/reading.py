@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -94,6 +94,16 @@ class Letter:
         record = self.record
         return record if record is not None and record.status is KeyStatus.DEAD else None
 
+    @property
+    def label(self) -> str:
+        """Its key, or else its place."""
+        return self.place if self.key is None else str(self.key)
+
+    @property
+    def state(self) -> str | None:
+        """The `KeyRecord.state` of its key; None: its key is not stored."""
+        return None if self.record is None else self.record.state
+
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
@@ -103,15 +113,14 @@ class LetterFilter:
         names: those with one of these `Letter.names`; empty: all.
         error: those of this group of errors; None: all.
         within_s: those whose key died in the last so many seconds, by the store's clock; None: all.
-        places: those at one of these places; empty: all.
-        died_by_us: not those whose key died after this time of the store; None: all.
+        shown: those that a person was shown: the `Letter.state` of each by its place; None: all. One whose key has
+            another state now is left alone, because nobody has decided about that.
     """
 
     names: frozenset[str] = frozenset()
     error: str | None = None
     within_s: float | None = None
-    places: frozenset[str] = frozenset()
-    died_by_us: int | None = None
+    shown: Mapping[str, str | None] | None = None
 
     def matches(self, letter: Letter) -> bool:
         """Whether this letter is meant."""
@@ -119,14 +128,16 @@ class LetterFilter:
             return False
         if self.error is not None and letter.error != self.error:
             return False
-        dead = letter.dead
-        if self.places and letter.place not in self.places:
-            return False
-        if self.died_by_us is not None and dead is not None and dead.update_at_us > self.died_by_us:
+        if self.shown is not None and letter.place not in self.shown:
             return False
         if self.within_s is None:
             return True
+        dead = letter.dead
         return dead is not None and dead.now_us - dead.update_at_us <= self.within_s * 1_000_000
+
+    def has_changed(self, letter: Letter) -> bool:
+        """Whether the key of a letter that is meant has another state than the one that was shown."""
+        return self.shown is not None and self.shown.get(letter.place) != letter.state
 
 
 ALL: Final = LetterFilter()

@@ -30,7 +30,7 @@ class Redriven:
     Attributes:
         returned: letters published to their subject again.
         reopened: how many of them had a dead key.
-        left: letters that stay dead: they have no key, their key changed during the redrive, or they are counted below.
+        left: letters that stay dead: they have no key, or they are counted below.
         unknown: letters that stay because their effect may have happened; a person decides with `keys resolve`.
         again: letters that stay because their message was returned already: copies of it, or it died again.
         others: letters of other subjects or groups, which share the dead-letter target.
@@ -39,6 +39,8 @@ class Redriven:
         open: of the first ones, those that were neither done nor dead in time: the redrive ended with them.
         undated: letters that a choice by time passed over because their key is not dead, such as those that were
             returned before, or whose redrive was interrupted.
+        changed: letters that stay, by key or place, because their key is not as it was shown, or changed during the
+            redrive.
     """
 
     returned: int = 0
@@ -51,6 +53,7 @@ class Redriven:
     died: int = 0
     open: int = 0
     undated: int = 0
+    changed: tuple[str, ...] = ()
 
     @property
     def stopped(self) -> bool:
@@ -188,8 +191,8 @@ class _Redrive:
             return self._leave(again=1)
         if dead is not None and dead.last_error == UNKNOWN_EFFECT and not self._include_unknown:
             return self._leave(unknown=1)
-        if not self._dry_run and not self._return(letter, delivery):
-            return self._leave()
+        if self._only.has_changed(letter) or not (self._dry_run or self._return(letter, delivery)):
+            return self._leave(changed=(letter.label,))
         self._returned.add(identity)
         done = self.done
         self.done = replace(done, returned=done.returned + 1, reopened=done.reopened + (dead is not None))
@@ -204,7 +207,15 @@ class _Redrive:
         reading.settle(delivery)
         return True
 
-    def _leave(self, *, unknown: int = 0, again: int = 0, others: int = 0, unreadable: int = 0) -> bool:
+    def _leave(
+        self,
+        *,
+        unknown: int = 0,
+        again: int = 0,
+        others: int = 0,
+        unreadable: int = 0,
+        changed: tuple[str, ...] = (),
+    ) -> bool:
         done = self.done
         self.done = replace(
             done,
@@ -213,5 +224,6 @@ class _Redrive:
             again=done.again + again,
             others=done.others + others,
             unreadable=done.unreadable + unreadable,
+            changed=done.changed + changed,
         )
         return False

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from idempotent.admin import KeyRecord
 from idempotent.redrive import Letter, Redriven
 from idempotent.views.keys import moment, since, status_word
+from idempotent.views.text import distinct
+
+_NAMED: Final = 5
 
 
 class Failed(Protocol):
@@ -84,7 +87,7 @@ def died(dead: KeyRecord | None, *, as_json: bool) -> str | None:
 def row(letter: Letter, *, as_json: bool) -> dict[str, Any]:
     """A letter as a row of a list."""
     return {
-        "letter": letter.place if letter.key is None else str(letter.key),
+        "letter": letter.label,
         "message_id": None if letter.message.id is None else str(letter.message.id),
         "place": letter.place,
         "key": None if letter.record is None else status_word(letter.record.status),
@@ -115,6 +118,13 @@ def _readable(value: Any) -> Any:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
+def changed_meanwhile(names: Sequence[str]) -> str:
+    """That what a person decided about, or what was read, is left alone because it is another now."""
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    named = ", ".join(map(distinct, names[:_NAMED]))
+    return f"{len(names):,} left alone because it has changed since it was shown or read: {named}{more}"
+
+
 def why_left(done: Redriven, options: str) -> str:
     """Why a redrive left letters where they are.
 
@@ -137,8 +147,9 @@ def why_left(done: Redriven, options: str) -> str:
         reasons.append(f"{done.others} of other consumers or groups, which share the dead-letter target")
     if done.unreadable:
         reasons.append(f"{done.unreadable} with a part that cannot be decoded; the log says which, and why")
-    if rest := done.left - done.unknown - done.again - done.others - done.unreadable:
-        reasons.append(
-            f"{rest} without a key, which only a consumer with key= could run, or whose key changed during the redrive"
-        )
+    if done.changed:
+        reasons.append(changed_meanwhile(done.changed))
+    counted = done.unknown + done.again + done.others + done.unreadable + len(done.changed)
+    if rest := done.left - counted:
+        reasons.append(f"{rest} without a key, which only a consumer with key= could run")
     return "; ".join(reasons) + "."

@@ -9,7 +9,7 @@ import pytest
 from idempotent import Message, Outcome, Registry
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import KeyStatus
-from idempotent.redrive import LetterFilter, Redriven, drop, error_group, letters, redrive
+from idempotent.redrive import Dropped, LetterFilter, Redriven, drop, error_group, letters, redrive
 from tests.adapters.conformance_child import GROUP
 from tests.adapters.places import BROKERS, MemoryPlace, open_place
 from tests.support.working import run_until
@@ -99,16 +99,13 @@ def test_a_group_goes_back_another_is_dropped_and_the_rest_stays(shop):
     assert returned == Redriven(returned=COUNT // 3 - 1, reopened=COUNT // 3 - 1)
     # Kafka removes nothing: what was returned behind a letter that stays is seen again, and its key is not dead.
     (last,) = (each for each in shop.letters(error=odd) if each.dead)
-    assert (
-        drop(
-            shop.consumer,
-            shop.place.adapter(),
-            only=LetterFilter(names=last.names),
-            note="a test",
-            idle_s=shop.idle_s,
-        )
-        == 1
-    )
+    assert drop(
+        shop.consumer,
+        shop.place.adapter(),
+        only=LetterFilter(names=last.names),
+        note="a test",
+        idle_s=shop.idle_s,
+    ) == Dropped(1)
     assert shop.consumer.checker.admin().get(last.key).status is KeyStatus.DONE
     shop.refuses = False
     shop.work({Outcome.PROCESSED: COUNT // 3 - 1})

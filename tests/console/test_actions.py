@@ -6,10 +6,12 @@ import pytest
 
 from idempotent import Message, Worker
 from idempotent.adapters.memory import MemoryAdapter
-from idempotent.checkers.pauses import pause_of
-from idempotent.claims import ClaimRequest
+from idempotent.admin import PAUSES
+from idempotent.checkers.pauses import Pauses, pause_of
+from idempotent.claims import ClaimRequest, Failure
 from idempotent.console.audit import Audit
 from idempotent.errors import ConfigurationError
+from idempotent.keys import KeySpace
 from tests.console.browser import ORDERS
 from tests.console.conftest import KEYS
 
@@ -83,6 +85,27 @@ def test_a_key_is_resolved(letters, browser, button, confirm, status):
     assert letters.left == ["1", "2", "3", "None"], "the letter stays"
 
 
+@pytest.mark.parametrize("of", ["another consumer", "the library"])
+def test_a_key_of_others_is_neither_shown_nor_resolved(letters, browser, of):
+    """Looked up by its text or its hash, or in a form of somebody who wrote it himself."""
+    if of == "the library":
+        Pauses(letters.checker).pause("orders:billing", by="anna")
+        key = PAUSES.key("orders:billing")
+    else:
+        key = KeySpace("orders", "mail").key("1")
+        claim = letters.checker.protocol.claim(ClaimRequest(key)).claim
+        letters.checker.protocol.release(claim, Failure("ValueError: x", 1, fatal=True))
+    then = letters.checker.admin().get(key).state
+    for name in (str(key), key.hash.hex()):
+        page = browser.look_up(name)
+        assert (page.status, f"{key} is no key of orders:billing" in page.text) == (404, True)
+    (form,) = (
+        each for each in browser.item("orders:billing:1").forms if each.fields.get("action") == ["done"]
+    )
+    assert browser.send(form, seen=then).status == 404
+    assert letters.checker.admin().get(key).state == then
+
+
 def test_a_lapsed_claim_is_shown_and_resolved(shop, browser):
     shop.checker.lease_s = 0.01
     claim = shop.checker.protocol.claim(ClaimRequest(KEYS.key("7"))).claim
@@ -107,7 +130,7 @@ def test_of_two_people_who_resolve_a_key_the_second_is_told(letters, console):
     alice.press(first, "Mark as done", note="it did")
     assert "1 key marked done." in alice.read().text
     bob.press(second, "Reopen", note="it did not")
-    assert "0 keys reopened. 1 key not: gone, or changed since shown" in bob.read().text
+    assert "0 keys reopened. 1 left alone because it has changed" in bob.read().text
     assert letters.status("1") == "DONE"
     assert bob.press(pages[2], "Retry: its next delivery runs").status == 409
     assert "status done" in bob.item("orders:billing:1").text
@@ -126,6 +149,39 @@ def test_of_two_people_who_redrive_a_letter_the_second_is_told(letters, console,
     letters.bad = False
     letters.deliver()
     assert letters.done == ["1"]
+
+
+def resolved(admin, key):
+    assert admin.mark_done(admin.get(key))
+
+
+def reopened(admin, key):
+    assert admin.reopen(admin.get(key))
+
+
+@pytest.mark.parametrize("change", [resolved, reopened], ids=["resolved", "reopened"])
+@pytest.mark.parametrize(
+    ("button", "confirm", "nothing"),
+    [
+        ("Redrive: return it to the queue", "Redrive", "0 messages returned"),
+        ("Drop: it never runs", "Drop for ever", "0 letters dropped."),
+        ("Retry: its next delivery runs", "Reopen", "0 keys reopened."),
+        ("Done: its effect happened", "Mark as done", "0 keys marked done."),
+    ],
+    ids=["redrive", "drop", "retry", "done"],
+)
+def test_what_was_proposed_of_a_key_that_changed_meanwhile_is_refused(
+    letters, browser, change, button, confirm, nothing
+):
+    proposal = browser.press(browser.item("orders:billing:1"), button)
+    change(letters.checker.admin(), KEYS.key("1"))
+    then = letters.status("1")
+    browser.press(proposal, confirm, note="I looked")
+    page = browser.read()
+    assert nothing in page.text
+    assert "1 left alone because it has changed since it was shown or read: orders:billing:1" in page.text
+    assert letters.status("1") == then
+    assert letters.left == ["1", "2", "3", "None"]
 
 
 def test_a_proposal_is_confirmed_once(letters, browser):

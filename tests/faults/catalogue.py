@@ -1895,15 +1895,22 @@ FAULTS: Final = (
     Fault(
         "dead letters: a dropped letter leaves its key dead",
         "idempotent/redrive/dropping.py",
-        "not _is_done(consumer, reading, letter)",
+        "not (is_resolved or _is_done(consumer, reading, letter))",
         "False",
         "tests/cli/letters/test_dead.py -k dropped_letter_is_gone",
     ),
     Fault(
+        "dead letters: what was shown of a key is not compared with what it is now",
+        "idempotent/redrive/reading.py",
+        "self.shown is not None and self.shown.get(letter.place) != letter.state",
+        "False",
+        "tests/test_redrive.py -k another_than_was_shown",
+    ),
+    Fault(
         "redrive: a rehearsal reopens keys",
         "idempotent/redrive/returning.py",
-        "if not self._dry_run and not self._return(",
-        "if not self._return(",
+        "not (self._dry_run or self._return(letter, delivery))",
+        "not self._return(letter, delivery)",
         "tests/cli/letters/test_dead.py -k rehearsed",
     ),
     Fault(
@@ -2525,9 +2532,9 @@ FAULTS: Final = (
     Fault(
         "a pause counts as a dead key of a consumer",
         "idempotent/checkers/sql/store.py",
-        " WHERE {_IS_NO_PAUSE('')}",
+        " WHERE {_IS_NOT_OWN('')}",
         "",
-        "tests/checkers/test_pauses.py -k 'no_key_of_a_consumer and sqlite'",
+        "tests/checkers/test_pauses.py -k 'in_no_list and sqlite'",
     ),
     Fault(
         "a store that answers and takes no keys is usable",

@@ -1,7 +1,10 @@
 """`idempotent dead` and what chooses letters for `idempotent redrive`, over the broker of memory://."""
 
+import io
 import secrets
 import shlex
+import sys
+from contextlib import closing
 
 import pytest
 
@@ -9,6 +12,7 @@ from idempotent import Message, Outcome, Registry, Result, Worker
 from idempotent.adapters.memory import MemoryAdapter, named_broker
 from idempotent.checkers import MemoryChecker, SqlChecker
 from idempotent.claims import KeyStatus
+from idempotent.cli.root import app
 from idempotent.keys import KeySpace
 from idempotent.migrations import upgrade
 
@@ -171,6 +175,35 @@ def test_nothing_is_dropped_without_a_choice_a_note_and_a_yes(run, shop):
     assert run("dead", "drop", "--letter", "1").code == 2
     assert run("dead", "drop", "--letter", "1", "--note", "no", input="n\n").code == 1
     assert left(shop) == ["1", "2", "3", "None"]
+
+
+class Thinking(io.StringIO):
+    """A person who says yes, but not before somebody else has acted."""
+
+    def __init__(self, act):
+        super().__init__("y\n")
+        self._act = act
+
+    def readline(self, *size):
+        self._act()
+        return super().readline(*size)
+
+
+def test_a_letter_whose_key_was_reopened_while_a_person_thought_stays_and_is_named(shop, capsys, monkeypatch):
+    def reopen():
+        with closing(SqlChecker("sqlite:///keys.db")) as checker:
+            assert checker.admin().reopen(checker.admin().get(KEYS.key("3")))
+
+    monkeypatch.setattr(sys, "stdin", Thinking(reopen))
+    words = ["dead", "drop", f"{shop}:on_order", "--letter", "3", "--note", "no", "--idle", "0.2"]
+    with pytest.raises(SystemExit) as ended:
+        app([*words, "--broker", f"memory://{shop}", "--checker", "db=sqlite:///keys.db"])
+    said = capsys.readouterr()
+    assert (ended.value.code, "0 letters of orders:billing dropped" in said.out) == (1, True)
+    assert "it has changed since it was shown or read: orders:billing:3" in said.err
+    with closing(SqlChecker("sqlite:///keys.db")) as checker:
+        assert checker.admin().get(KEYS.key("3")) is None
+    assert len(named_broker(shop).dead_letters("orders")) == 4
 
 
 def test_a_letter_without_a_key_can_be_dropped_by_its_place(run, shop):

@@ -58,7 +58,7 @@ def test_it_says_what_went_back_and_what_stays(cli, shop):
     assert len(named_broker(shop).dead_letters("orders")) == 1
 
 
-STOPPED = {"died": 0, "open": 0, "undated": 0}
+STOPPED = {"died": 0, "open": 0, "undated": 0, "changed": []}
 
 
 def test_for_machines(cli, shop):
