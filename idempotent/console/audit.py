@@ -1,18 +1,20 @@
-"""Audit: who did what in the console, when, and what came of it."""
+"""The audit: who did what in the console, when, why, and what came of it, in a file of JSON lines and in the log."""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from idempotent.errors import ConfigurationError, IdempotentError
+from idempotent.errors import ConfigurationError, IdempotentError, mask
 from idempotent.forks import free_in_child
 from idempotent.logs import EventLog
 
@@ -20,8 +22,8 @@ log = EventLog(__name__)
 _KEPT: Final = 1000
 _READ_BYTES: Final = 4 * 2**20
 _NAMED: Final = 20
-_EMPTY: Final[dict[str, Any]] = {
-    **dict.fromkeys(("who", "action", "consumer", "note", "time"), ""),
+_NOTHING: Final[dict[str, Any]] = {
+    **dict.fromkeys(("time", "who", "action", "consumer", "note"), ""),
     "what": [],
     "count": 0,
     "result": None,
@@ -29,35 +31,36 @@ _EMPTY: Final[dict[str, Any]] = {
 
 
 class AuditError(IdempotentError):
-    """The audit file cannot be written, so nothing was changed."""
+    """The audit file cannot be read or written, so nothing was changed."""
 
 
 class Audit:
-    """What was done, in this process or, with a file, ever. Each entry goes to the log too, when it has ended.
+    """What was done: two lines of JSON for each action, one before it begins and one with its result.
+
+    The result goes to the log too.
 
     Args:
-        path: a file to which each action adds a line of JSON before it begins and one with its result; None: none.
+        path: the file that the lines are added to, which other consoles may share; None: the last ones are kept in
+            memory.
 
     Raises:
-        ConfigurationError: the file cannot be read and written.
+        ConfigurationError: the file cannot be written.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path: Final = path
         self._lock = free_in_child(threading.Lock())
-        self._entries: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        if path is not None:
-            try:
-                with path.open("ab"):
-                    pass
-                self._read(path)
-            except OSError as error:
-                raise ConfigurationError(
-                    f"the audit file {path} cannot be written: {error.strerror}"
-                ) from error
+        self._lines: deque[bytes] = deque(maxlen=2 * _KEPT)
+        try:
+            self._add(b"")
+        except AuditError as error:
+            raise ConfigurationError(str(error)) from error
 
-    def begin(self, who: str, action: str, consumer: str, what: Sequence[str], note: str = "") -> str:
-        """Note that something is about to be done. Returns the entry's id, for `end`.
+    @contextmanager
+    def noted(
+        self, who: str, action: str, consumer: str, what: Sequence[str], note: str = ""
+    ) -> Iterator[Callable[[str], None]]:
+        """Note that something is about to be done. Yields what notes its result; an error inside is noted as one.
 
         Args:
             who: the person.
@@ -80,70 +83,60 @@ class Audit:
             "note": note,
             "result": None,
         }
-        self._add(entry)
-        return str(entry["id"])
+        self._add(json.dumps(entry).encode() + b"\n")
+        try:
+            yield partial(self._end, entry)
+        except IdempotentError as error:
+            self._end(entry, mask(str(error)))
+            raise
 
-    def end(self, entry_id: str, result: str) -> None:
-        """Note what came of it."""
-        with self._lock:
-            found = self._entries.get(entry_id)
-        if found is None:
-            return
-        entry = {**found, "result": result}
-        extra = {
-            "consumer": entry["consumer"],
-            "who": entry["who"],
-            "action": entry["action"],
-            "what": entry["what"],
-            "count": entry["count"],
-            "note": entry["note"],
-            "result": result,
-        }
+    def latest(self) -> list[dict[str, Any]]:
+        """The entries, the newest first: those at the end of the file, also of other consoles, or of this process.
+
+        Raises:
+            AuditError: the file cannot be read.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for line in self._last_lines():
+            try:
+                entry = _NOTHING | json.loads(line)
+                found[entry["id"]] = entry
+            except (ValueError, TypeError, KeyError):
+                continue  # the first line may be the end of one
+        return [*reversed(found.values())][:_KEPT]
+
+    def _end(self, entry: dict[str, Any], result: str) -> None:
+        entry = {**entry, "result": result}
+        # "time" and "id" are in the file alone: a line of the log has its own.
+        extra = {name: entry[name] for name in entry if name not in ("id", "time")}
         log.warning("console_action", extra=extra)
         try:
-            self._add(entry)
+            self._add(json.dumps(entry).encode() + b"\n")
         except AuditError as error:
             log.error("console_audit_failed", extra={"error": str(error)})  # noqa: TRY400 - its cause is in its text
 
-    def latest(self) -> list[dict[str, Any]]:
-        """The entries, the newest first, at most 1,000."""
-        with self._lock:
-            return [*reversed(self._entries.values())]
+    def _add(self, line: bytes) -> None:
+        if self.path is None:
+            with self._lock:
+                self._lines.append(line)
+            return
+        try:
+            # One write at the end of the file: two consoles may share it.
+            opened = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(opened, line)
+            finally:
+                os.close(opened)
+        except OSError as error:
+            raise AuditError(f"the audit file {self.path} cannot be written: {error.strerror}") from error
 
-    def _add(self, entry: dict[str, Any]) -> None:
-        with self._lock:
-            if self.path is not None:
-                line = json.dumps(entry).encode() + b"\n"
-                try:
-                    # One write at the end of the file: two consoles may share it.
-                    opened = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-                    try:
-                        os.write(opened, line)
-                    finally:
-                        os.close(opened)
-                except OSError as error:
-                    raise AuditError(
-                        f"the audit file {self.path} cannot be written: {error.strerror}"
-                    ) from error
-            self._keep(entry)
-
-    def _keep(self, entry: dict[str, Any]) -> None:
-        self._entries[entry["id"]] = entry
-        while len(self._entries) > _KEPT:
-            self._entries.popitem(last=False)
-
-    def _read(self, path: Path) -> None:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _READ_BYTES))
-            for line in file:
-                try:
-                    entry = json.loads(line)
-                    self._keep(
-                        {
-                            **dict.fromkeys(("who", "action", "consumer", "note", "time"), ""),
-                            "what": [],
-                            **entry,
-                        }
-                    )
-                except (ValueError, TypeError, KeyError):
-                    continue  # the first line may be the end of one
+    def _last_lines(self) -> Iterable[bytes]:
+        if self.path is None:
+            with self._lock:
+                return [*self._lines]
+        try:
+            with self.path.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES))
+                return file.read(2 * _READ_BYTES).splitlines()
+        except OSError as error:
+            raise AuditError(f"the audit file {self.path} cannot be read: {error.strerror}") from error

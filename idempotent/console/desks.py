@@ -1,4 +1,4 @@
-"""Desk: the dead letters and keys of one consumer as they were last read, and what is being done about them."""
+"""One consumer in the console: its dead letters and keys as they were read, and the change that is under way."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from idempotent.logs import EventLog
 from idempotent.message import received_message
 from idempotent.redrive import ALL, Letter, LetterFilter, Redriven, drop, error_group, letters, redrive
 from idempotent.values import value
+from idempotent.views.keys import span
 from idempotent.views.letters import ErrorGroup, by_error, changed_meanwhile, why_left
 from idempotent.views.text import count
 
@@ -125,12 +126,14 @@ class Job:
         progress: how many letters so far.
         result: what came of it, at its end.
         is_error: whether that is an error.
+        ended_at: when it ended, on the clock of `time.monotonic`.
     """
 
     words: str
     progress: int = 0
     result: str = ""
     is_error: bool = False
+    ended_at: float = 0.0
     ended: threading.Event = field(default_factory=threading.Event)
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -214,6 +217,21 @@ class Desk:
         """Whether a job is under way."""
         return self.job is not None and not self.job.ended.is_set()
 
+    @property
+    def doing(self) -> str:
+        """What is being done now; "": nothing."""
+        return (
+            f"{self.job.words}: {self.job.progress:,} so far" if self.job is not None and self.is_busy else ""
+        )
+
+    @property
+    def done(self) -> str:
+        """What came of what was done last, and how long ago that was."""
+        if self.job is None or not self.job.result:
+            return ""
+        ago = span(int((time.monotonic() - self.job.ended_at) * 1_000_000))
+        return f"{self.job.result} ({ago} ago)"
+
     def start(
         self, words: str, work: Callable[[Job], str], on_end: Callable[[str], None] | None = None
     ) -> Job:
@@ -246,6 +264,7 @@ class Desk:
                 if failed := self._result(job, self._read):
                     job.result += f" The letters were not read again. {failed}"
         finally:
+            job.ended_at = time.monotonic()
             job.ended.set()
 
     def _result(self, job: Job, work: Callable[[Job], str]) -> str:

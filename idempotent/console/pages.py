@@ -1,19 +1,19 @@
-"""Pages: the console's templates, and how what they show is written."""
+"""Makes HTML of the console's templates: how texts, times and bodies from outside are written there."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from importlib.resources import files
-from typing import Any, Final
-from urllib.parse import quote
+from typing import Any, Final, TypeAlias
+from urllib.parse import quote, urlencode
 
 import jinja2
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
-from idempotent.console.desks import Desk
 from idempotent.errors import brief
 from idempotent.observe import OutboxStats
 from idempotent.views.keys import moment, since, span, status_word
@@ -22,6 +22,10 @@ from idempotent.views.text import count, distinct, harmless
 _SHOWN_BODY: Final = 10_000
 _SHOWN_TEXT: Final = 2000
 _STATIC: Final = {"console.css": "text/css", "console.js": "text/javascript"}
+
+
+Address: TypeAlias = tuple[str, Callable[[Request], Response], str]
+"""Where a page is, what answers it, and whether it is a GET or a POST."""
 
 
 class Pages:
@@ -40,10 +44,15 @@ class Pages:
             lstrip_blocks=True,
             finalize=_shown,
         )
-        self._environment.globals.update(values, job_words=job_words, oldest=oldest)
+        self._environment.globals.update(values, oldest=oldest)
         self._environment.filters.update(
             q=_quoted, since=_since, moment=moment, count=count, status=status_word
         )
+
+    def show(self, request: Request, template: str, status_code: int = 200, **values: Any) -> Response:
+        """A page for the person who asks."""
+        session = getattr(request.state, "session", None)
+        return self.page(template, status_code, session=session, **values)
 
     def page(self, template: str, status_code: int, **values: Any) -> Response:
         """A page. `session` is among the values; None: nobody has logged in."""
@@ -58,6 +67,11 @@ def static(request: Request) -> Response:
         raise HTTPException(404)
     folder = files("idempotent.console")
     return Response((folder / "static" / name).read_bytes(), media_type=_STATIC[name])
+
+
+def redirect(path: str, **values: Any) -> Response:
+    """Go there after a POST."""
+    return RedirectResponse(f"{path}?{urlencode(values, errors='surrogatepass')}", 303)
 
 
 def readable(body: bytes | None) -> dict[str, Any]:
@@ -79,14 +93,6 @@ def readable(body: bytes | None) -> dict[str, Any]:
 def oldest(stats: OutboxStats) -> str:
     """For how long the oldest message of an outbox waits."""
     return "none" if stats.oldest_s is None else f"{span(int(stats.oldest_s * 1_000_000))} ago"
-
-
-def job_words(desk: Desk) -> str:
-    """What is being done, or what came of it."""
-    job = desk.job
-    if job is None or not desk.is_busy:
-        return "" if job is None else job.result
-    return f"{job.words}: {job.progress:,} so far"
 
 
 def _quoted(value: str) -> Markup:

@@ -1,18 +1,19 @@
-"""ConsoleStore: a store of keys, and the outbox beside them, as the console's pages ask for it."""
+"""One store in the console: its keys are counted in the background, with the outbox beside them."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from idempotent.admin import KeyStats
+from idempotent.admin import KeyStats, Pause
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.pauses import pauses_of
 from idempotent.checkers.sql import SqlChecker
 from idempotent.checkers.sql.transactional import TransactionalBase
 from idempotent.claims import KeyStatus
-from idempotent.errors import SchemaError, described
+from idempotent.errors import SchemaError, StoreError, described
 from idempotent.forks import free_in_child
 from idempotent.observe import OutboxStats
 from idempotent.outbox.admin import OutboxAdmin
@@ -20,8 +21,9 @@ from idempotent.outbox.outbox import Outbox
 from idempotent.values import value
 
 _FRESH_S: Final = 4.0
-# Counting reads all keys: a large store is busy with it for this part of the time at most.
+# Counting reads all keys: a large store is busy with it for a twentieth of the time, unless the count would be old.
 _SHARE: Final = 20
+_LONGEST_S: Final = 60.0
 
 
 @value
@@ -55,6 +57,11 @@ class Counted:
     def age_s(self) -> int:
         """Seconds since it was counted."""
         return int(time.monotonic() - self.at)
+
+    @property
+    def lasts_s(self) -> float:
+        """How long it is shown before the store is counted again."""
+        return max(_FRESH_S, min(_SHARE * self.took_s, _LONGEST_S))
 
 
 class ConsoleStore:
@@ -95,7 +102,7 @@ class ConsoleStore:
         """
         with self._lock:
             last = self._counted
-            fresh = last is not None and last.age_s < max(_FRESH_S, _SHARE * last.took_s)
+            fresh = last is not None and last.age_s < last.lasts_s
             if not fresh and self._counting is None:
                 self._counting = threading.Thread(
                     target=self._count, name="idempotent-console-count", daemon=True
@@ -105,6 +112,15 @@ class ConsoleStore:
         if last is None and counting is not None:
             counting.join(wait_s)
         return self._counted
+
+    def pauses(self, consumers: Iterable[str]) -> Mapping[str, Pause]:
+        """Those of these consumers that are paused now; none while the store does not answer, which the count says."""
+        if self._counted is not None and self._counted.error:
+            return {}
+        try:
+            return pauses_of(self.checker, consumers)
+        except StoreError:
+            return {}
 
     def close(self) -> None:
         """Close the connections for the outbox."""

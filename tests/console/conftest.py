@@ -107,3 +107,19 @@ def console(shop, tmp_path):
 def browser(console):
     """One that has logged in."""
     return console().log_in()
+
+
+@pytest.fixture
+def looking():
+    """Makes a browser that looks at a console with these words."""
+    opened = []
+
+    def look(**words):
+        made = Console(Access("127.0.0.1", 8765, TOKEN), idle_s=0.2, **words)
+        client = TestClient(made.app, base_url="http://127.0.0.1:8765", follow_redirects=False)
+        opened.extend((client, made))
+        return Browser(client).log_in()
+
+    yield look
+    for each in opened:
+        each.close()

@@ -1,6 +1,7 @@
 """What a person decides in the console."""
 
 import json
+import time
 
 import pytest
 
@@ -298,6 +299,18 @@ def test_the_audit_file_has_a_line_before_each_action_and_one_after(letters, bro
     assert oct((tmp_path / "audit.jsonl").stat().st_mode)[-2:] in ("00", "44")
     (entry,) = Audit(tmp_path / "audit.jsonl").latest()
     assert entry["result"] == "shown", "another console reads it"
+
+
+def test_of_a_large_audit_file_the_end_is_read(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    with path.open("w") as file:
+        for number in range(100_000):
+            file.write(json.dumps({"id": str(number), "who": "bob", "note": "x" * 100}) + "\n")
+    began = time.monotonic()
+    found = Audit(path).latest()
+    assert time.monotonic() - began < 60
+    assert [entry["id"] for entry in found[:2]] == ["99999", "99998"]
+    assert len(found) == 1000
 
 
 def test_without_the_audit_nothing_is_changed(letters, browser, tmp_path):

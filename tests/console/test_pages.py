@@ -1,9 +1,13 @@
 """What the console shows."""
 
+from functools import partial
+
 import pytest
 
 from idempotent import Message
 from idempotent.adapters.memory import MemoryAdapter
+from idempotent.checkers.pauses import Pauses
+from idempotent.errors import AdapterError
 from idempotent.redrive import LetterFilter, drop
 from tests.console.browser import ORDERS
 from tests.console.conftest import KEYS
@@ -104,6 +108,47 @@ def test_a_head_is_answered_as_a_get(letters, browser):
         "/nothing",
     ):
         assert browser.client.head(path).status_code == browser.client.get(path).status_code, path
+
+
+def test_the_overview_tells_what_is_being_done_now_and_not_what_failed_before(shop, looking):
+    """A broker that was away for one reading."""
+    away = [True]
+
+    class Away(MemoryAdapter):
+        def open(self, consumers):
+            if away:
+                away.pop()
+                raise AdapterError("no connection")
+            super().open(consumers)
+
+    browser = looking(registry=shop.registry, adapter=partial(Away, shop.broker))
+    page = browser.read()
+    assert "Failed: no connection (0 s ago)" in page.text, "its own page says what came of it, and when"
+    assert "no connection" not in browser.open("/").text
+    assert browser.client.get("/live").json()["now:orders:billing"] == ""
+    assert "Failed" not in browser.again().text
+
+
+def test_the_overview_says_which_consumers_are_paused(shop, looking):
+    other = shop.registry.consumer("orders", group="mail", checker=shop.checker)(lambda message: None)
+    browser = looking(registry=shop.registry)
+    assert "paused" not in browser.open("/").text
+    Pauses(shop.checker).pause("orders:billing", by="anna", note="the bank is down")
+    assert browser.open("/").text.count("paused 0 s ago by anna: the bank is down") == 1
+    Pauses(shop.checker).pause(other.name, by="ben")
+    assert "paused 0 s ago by ben" in browser.open("/").text
+    Pauses(shop.checker).resume("orders:billing")
+    Pauses(shop.checker).resume(other.name)
+    assert "paused" not in browser.open("/").text, "by another process, and at once"
+
+
+def test_the_audit_shows_what_other_consoles_write_into_the_same_file(letters, console):
+    alice, bob = console().log_in("alice"), console("another").log_in("bob")
+    assert "Nothing yet." in bob.open("/audit").text
+    alice.press(alice.item("orders:billing:1"), "Show the body")
+    assert "alice body orders:billing orders:billing:1 shown" in bob.open("/audit").text
+    bob.press(bob.item("orders:billing:2"), "Show the body")
+    assert [who in alice.open("/audit").text for who in ("alice body", "bob body")] == [True, True]
 
 
 def test_live_numbers_are_json(letters, browser):

@@ -6,42 +6,22 @@ from functools import partial
 
 import pytest
 from sqlalchemy import MetaData
-from starlette.testclient import TestClient
 
 from idempotent import Message, Registry, Worker
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
 from idempotent.checkers import MemoryChecker, SqlChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.memory import AttemptChecker
-from idempotent.console.app import Console
-from idempotent.console.guard import Access
-from idempotent.console.stores import ConsoleStore
+from idempotent.console.stores import ConsoleStore, Counted
 from idempotent.errors import AdapterError
 from idempotent.keys import KeySpace
 from idempotent.outbox import Outbox, outbox_tables
 from tests.cli.outbox.sending import until
 from tests.cli.outbox.test_outbox import held
 from tests.cli.support import dead, lapsed
-from tests.console.browser import TOKEN, Browser
 from tests.support.stores import SHARED, open_store
 
 KEYS = KeySpace("orders", "billing")
-
-
-@pytest.fixture
-def looking():
-    """Makes a browser that looks at a console with these words."""
-    opened = []
-
-    def look(**words):
-        made = Console(Access("127.0.0.1", 8765, TOKEN), idle_s=0.2, **words)
-        client = TestClient(made.app, base_url="http://127.0.0.1:8765", follow_redirects=False)
-        opened.extend((client, made))
-        return Browser(client).log_in()
-
-    yield look
-    for each in opened:
-        each.close()
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -121,6 +101,13 @@ def test_stores_are_told_apart_by_their_tables_and_counted_once_each(looking, re
         assert f"keys.db, table {store.table}" in text or f"store.db, table {store.table}" in text
         assert "orders:g0 no broker given 1 0 0" in text
         assert "orders:g1 no broker given 0 0 0" in text
+
+
+@pytest.mark.parametrize(
+    ("took_s", "lasts_s"), [(0.0, 4.0), (0.1, 4.0), (1.0, 20.0), (3.0, 60.0), (600.0, 60.0)]
+)
+def test_a_store_that_is_slow_to_count_is_counted_less_often_but_each_minute(took_s, lasts_s):
+    assert Counted(took_s=took_s).lasts_s == lasts_s
 
 
 def test_databases_whose_urls_have_a_password_are_two_stores():
