@@ -112,7 +112,7 @@ def web(
         from idempotent.console.app import Console
         from idempotent.console.audit import Audit
         from idempotent.console.guard import LOOPBACK, Access
-        from idempotent.console.serve import serve
+        from idempotent.console.serve import listening, serve
     except ImportError as error:
         raise MissingExtraError(error.name or "a library", "console") from error
     if target is None and url is None:
@@ -143,15 +143,16 @@ def web(
         console = Console(
             access, registry=registry, adapter=adapter, checker=store, audit=Audit(audit_file), idle_s=idle
         )
+        socket = listening(access)
         at = public_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
         address = f"{at.rstrip('/')}/login"
         if user_header is not None:
             address = at
         elif not is_own:
             address += f"?token={token}"
-        # Not `plain`, which would mask the token.
+        # Nobody is sent to another program's page. Not `plain`, which would mask the token.
         note(f"The console is at {escape(address)} Ctrl-C stops.")
-        serve(console, access)
+        serve(console, socket)
 
 
 def _token(file: Path | None, user_header: str | None) -> tuple[str | None, bool]:

@@ -107,8 +107,15 @@ class Audit:
 
     def _end(self, entry: dict[str, Any], result: str) -> None:
         entry = {**entry, "result": result}
-        # "time" and "id" are in the file alone: a line of the log has its own.
-        extra = {name: entry[name] for name in entry if name not in ("id", "time")}
+        extra = {
+            "consumer": entry["consumer"],
+            "who": entry["who"],
+            "action": entry["action"],
+            "what": entry["what"],
+            "count": entry["count"],
+            "note": entry["note"],
+            "result": result,
+        }
         log.warning("console_action", extra=extra)
         try:
             self._add(json.dumps(entry).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Guard: lets a request through to the console's pages only from where, and from whom, it may come."""
+"""Refuses requests to the console: who has not logged in, came from another site, or sent a form that is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -256,10 +256,13 @@ class Guard:
         if self._access.read_only and path not in _HARMLESS:
             return self._refuse(403, "The console was started with --read-only: nothing can be changed.")
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > _MOST_BODY:
-                return self._refuse(413, "The form is too long.")
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > _MOST_BODY:
+                    return self._refuse(413, "The form is too long.")
+        except ClientDisconnect:
+            return self._refuse(400, "The form is not complete.")
         try:
             fields = parse_qs(body.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
         except ValueError:

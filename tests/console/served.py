@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from socket import socket
 from typing import Any
 
-import uvicorn
 from playwright.sync_api import Page, sync_playwright
 
 from idempotent.console.app import Console
 from idempotent.console.guard import Access
-from idempotent.console.serve import server_options
+from idempotent.console.serve import listening, server_of
 from tests.console.browser import TOKEN
 
 DEADLINE_S = 60
@@ -30,8 +29,8 @@ def served(**options: Any) -> Iterator[str]:
         port = probe.getsockname()[1]
     access = Access("127.0.0.1", port, TOKEN)
     console = Console(access, **options)
-    server = uvicorn.Server(server_options(console, access))
-    thread = threading.Thread(target=server.run)
+    server = server_of(console)
+    thread = threading.Thread(target=server.run, args=([listening(access)],))
     thread.start()
     try:
         until = time.monotonic() + DEADLINE_S

@@ -44,6 +44,17 @@ def test_what_is_not_safe_or_not_there_is_refused(cli, shop, words, why):
     assert "xyzzy" not in answer.err
 
 
+def test_a_port_that_another_program_has_is_named_before_any_address_is_said(cli, sqlite_store):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        answer = cli("web", "--url", sqlite_store.url, "--table", sqlite_store.table, "--port", str(port))
+    assert answer.code == 3
+    assert f"cannot listen on 127.0.0.1, port {port}" in " ".join(answer.err.split())
+    assert "The console is at" not in answer.err
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
