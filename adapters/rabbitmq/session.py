@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from idempotent.adapters.base import Delivery
 from idempotent.adapters.fair_queue import FairQueue
@@ -36,10 +36,6 @@ _LATE_S: Final = 60.0
 _STREAM_HEADER: Final = "x-stream-offset"
 # How long a finished message waits for a slow one before it, so that one acknowledgement can cover both.
 _MOST_ACK_DELAY_S: Final = 1.0
-
-
-# The queue it came from, its work queue, what pika gave, the body, and when it arrived.
-_Arrived: TypeAlias = tuple[str, str, Received, bytes, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +88,7 @@ class Session:
         self._consuming = consuming
         # Each queue and the work queue whose messages it has, in the order in which they are pulled.
         self._queues = deque(topology.consumed(queues))
-        self._inbox: FairQueue[_Arrived] = FairQueue()
+        self._inbox: FairQueue[tuple[str, str, Received, bytes, float]] = FairQueue()
         self._unsettled: set[int] = set()
         self._suspects: set[str] = set()
         self._served: set[str] = set()
@@ -309,8 +305,7 @@ class Session:
         first, *others = self._consumers[queue]
         self._cancel(others)
         self._consumers[queue] = [first]
-        self._windows.closed(queue)
-        self._windows.opened(queue, dict(self._queues)[queue], self._window.prefetch)
+        self._windows.shrunk(queue)
 
     def _cancel(self, consumers: Collection[str]) -> None:
         # pika would reject what has arrived, which counts as a delivery.

@@ -66,8 +66,13 @@ class Windows:
             self._too_large.add(queue)
 
     def too_large(self) -> Collection[str]:
-        """The queues whose windows have to be closed but for their first consumers, and opened with these again."""
+        """The queues whose consumers have to be cancelled, but the first one of each."""
         return tuple(self._too_large)
+
+    def shrunk(self, queue: str) -> None:
+        """A queue has its first consumer alone."""
+        self._sizes[queue] = self._first
+        self._too_large.discard(queue)
 
     def settled(self, tag: int) -> None:
         """A delivery is acknowledged or returned."""

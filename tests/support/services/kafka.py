@@ -45,14 +45,14 @@ _SETTINGS = {
 }
 
 
-def ping(bootstrap: str) -> None:
+def ping(url: str) -> None:
     from confluent_kafka.admin import AdminClient
 
     # The client would wait a whole second for a port that refuses.
-    host, _, port = bootstrap.rpartition(":")
+    host, _, port = url.rpartition(":")
     socket.create_connection((host, int(port)), 1).close()
     # Its complaints about a server that is not there yet would go to standard error.
-    AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=1)
+    AdminClient({"bootstrap.servers": url, "log_level": 0}).list_topics(timeout=1)
 
 
 class PrivateKafka(PrivateServer):
