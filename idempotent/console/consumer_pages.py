@@ -31,13 +31,8 @@ from idempotent.views.letters import in_full
 
 PAGE: Final = 100
 _NOTE_LENGTH: Final = 1000
-_KINDS: Final = frozenset({"letters", "keys", "lapsed"})
-_NOTED: Final = frozenset({"drop", "retry", "done"})
-_ACTIONS: Final = {
-    "letters": frozenset({"redrive", "drop"}),
-    "keys": frozenset({"retry", "done"}),
-    "lapsed": frozenset({"retry", "done"}),
-}
+# What a person may do with each kind.
+_ACTIONS: Final = {"letters": ("redrive", "drop"), "keys": ("retry", "done"), "lapsed": ("retry", "done")}
 
 
 class ConsumerPages:
@@ -84,7 +79,7 @@ class ConsumerPages:
         query = request.query_params
         desk, kind, error = self._desk(query), query.get("kind", "letters"), query.get("error")
         snapshot = _snapshot(desk)
-        if kind not in _KINDS:
+        if kind not in _ACTIONS:
             raise HTTPException(404)
         found = [each for each in snapshot.of(kind) if error is None or each.error == error]
         names = [*map(name_of, found)]
@@ -101,7 +96,7 @@ class ConsumerPages:
             items=found[start:end],
             more=found[end - 1] if end < len(found) else None,
             snapshot=snapshot,
-            actions=sorted(_ACTIONS[kind], reverse=True),
+            actions=_ACTIONS[kind],
         )
 
     def _item(self, request: Request) -> Response:
@@ -191,7 +186,7 @@ class ConsumerPages:
         form = request.state.form
         desk = self._desk(form)
         proposal, note, rate = _proposed(desk, form), _note(form), _rate(form.get("rate", ""))
-        if proposal.action in _NOTED and not note:
+        if proposal.action != "redrive" and not note:
             raise HTTPException(400, "Write a note that says why. Go back.")
         if desk.is_busy:
             raise BusyError
@@ -229,7 +224,7 @@ def _snapshot(desk: Desk) -> Snapshot:
 
 def _found(desk: Desk, kind: str, name: str) -> Item | None:
     """A letter or key of the last reading, by its id."""
-    if desk.snapshot is None or kind not in _KINDS:
+    if desk.snapshot is None or kind not in _ACTIONS:
         return None
     return next((each for each in desk.snapshot.of(kind) if each.id == name), None)
 

@@ -1,4 +1,8 @@
-"""One consumer in the console: its dead letters and keys as they were read, and the change that is under way."""
+"""What the console knows of one consumer, a `Desk`: its dead letters and keys as they were read, and what is done.
+
+Reading a broker takes seconds, so it is done once, in a thread, and people look at the result (`Snapshot`). What they
+choose there is a `Proposal`, which they confirm; then a `Job` carries it out.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import uuid4
@@ -13,11 +18,10 @@ from uuid import uuid4
 from idempotent.adapters.base import Adapter
 from idempotent.admin import KeyFilter, KeyRecord
 from idempotent.checkers.pauses import Pauses
-from idempotent.checkers.pauses import can_pause as can_be_paused
 from idempotent.claims import Guarantee, KeyStatus
 from idempotent.console.stores import ConsoleStore
 from idempotent.consumer import AnyConsumer
-from idempotent.errors import IdempotentError, described, mask
+from idempotent.errors import ConfigurationError, IdempotentError, described, mask
 from idempotent.forks import free_in_child
 from idempotent.logs import EventLog
 from idempotent.message import received_message
@@ -192,8 +196,10 @@ class Desk:
         # Of the consumer's own checker, whose retention a key that is done gets.
         checker = None if store is None else store.checker if consumer is None else consumer.checker
         self.admin: Final = None if checker is None else checker.admin()
-        can_pause = checker is not None and can_be_paused(type(checker)) and checker.dead_retention_s is None
-        self.pauses: Final = Pauses(checker) if can_pause and checker is not None else None
+        self.pauses: Pauses | None = None
+        if checker is not None:
+            with suppress(ConfigurationError):  # its dead keys expire, and a pause would
+                self.pauses = Pauses(checker)
         self.is_unseen: Final = checker is not None and checker.guarantee is Guarantee.TRANSACTIONAL
         self._source: Final = None if consumer is None or adapter is None else (consumer, adapter)
         self._idle_s = idle_s
@@ -410,9 +416,7 @@ class Desk:
         mine = replace(done, left=done.left - done.others, others=0)  # those of others were not chosen
         if mine.left and self._source is not None:
             text += f" {count(mine.left, 'letter')} left: {why_left(mine, self._source[0].checker.command_options)}"
-        if (gone := chosen - done.returned - mine.left) > 0:
-            text += f" {count(gone, 'letter')} gone: returned or dropped by somebody else."
-        return text
+        return text + _gone(chosen - done.returned - mine.left)
 
     def _drop(self, proposal: Proposal, note: str, job: Job) -> str:
         only = _exactly(proposal)
@@ -420,9 +424,7 @@ class Desk:
         text = f"{count(done.dropped, 'letter')} dropped."
         if done.changed:
             text += f" {changed_meanwhile(done.changed)}."
-        if (gone := len(proposal.items) - done.dropped - len(done.changed)) > 0:
-            text += f" {count(gone, 'letter')} gone: returned or dropped by somebody else."
-        return text
+        return text + _gone(len(proposal.items) - done.dropped - len(done.changed))
 
     def _resolve(self, proposal: Proposal, job: Job) -> str:
         assert self.admin is not None
@@ -467,6 +469,10 @@ def _item(letter: Letter) -> Item:
         replace(letter, message=light),
         size,
     )
+
+
+def _gone(number: int) -> str:
+    return f" {count(number, 'letter')} gone: returned or dropped by somebody else." if number > 0 else ""
 
 
 def name_of(item: Item) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from idempotent.errors import brief
 from idempotent.observe import OutboxStats
 from idempotent.views.keys import moment, since, span, status_word
+from idempotent.views.letters import changed_meanwhile
 from idempotent.views.text import count, distinct, harmless
 
 _SHOWN_BODY: Final = 10_000
@@ -46,7 +47,7 @@ class Pages:
         )
         self._environment.globals.update(values, oldest=oldest)
         self._environment.filters.update(
-            q=_quoted, since=_since, moment=moment, count=count, status=status_word
+            q=_quoted, since=_since, moment=moment, count=count, status=status_word, changed=changed_meanwhile
         )
 
     def show(self, request: Request, template: str, status_code: int = 200, **values: Any) -> Response:

@@ -1,4 +1,4 @@
-"""Text from outside, such as a key or an error, so that it looks like nothing else where a person reads it."""
+"""Makes text from outside, such as a key or an error, safe to show: without passwords and control characters."""
 
 from __future__ import annotations
 

@@ -185,6 +185,16 @@ def test_what_was_proposed_of_a_key_that_changed_meanwhile_is_refused(
     assert letters.left == ["1", "2", "3", "None"]
 
 
+def test_a_rehearsal_names_what_has_changed(letters, browser):
+    page = browser.group()
+    resolved(letters.checker.admin(), KEYS.key("1"))
+    proposal = browser.propose(page, "redrive", all="1")
+    assert "Of 2 letters, 1 message would be returned" in proposal.text
+    assert (
+        "1 left alone because it has changed since it was shown or read: orders:billing:1." in proposal.text
+    )
+
+
 def test_a_proposal_is_confirmed_once(letters, browser):
     proposal = browser.propose(browser.group(), "drop", all="1")
     browser.press(proposal, "Drop for ever", note="once")
