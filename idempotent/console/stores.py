@@ -76,12 +76,11 @@ class ConsoleStore:
 
     def __init__(self, checker: AbstractIdempotentChecker) -> None:
         self.checker: Final = checker
-        self.name = checker.command_options or type(checker).__name__
+        self.name: Final = checker.store_name
         self.admin: Final = checker.admin()
         self._outbox: Outbox | None = None
         if isinstance(checker, (SqlChecker, TransactionalBase)):
             store = checker.store
-            self.name = f"{store.engine.url.render_as_string(hide_password=True)}, table {store.table}"
             self._outbox = Outbox(store.engine, table=store.table, schema=store.schema)
         self.outbox: Final = None if self._outbox is None else OutboxAdmin(self._outbox)
         self._lock = free_in_child(threading.Lock())
@@ -89,10 +88,10 @@ class ConsoleStore:
         self._counted: Counted | None = None
 
     def is_of(self, checker: AbstractIdempotentChecker) -> bool:
-        """Whether the keys of another checker are in the same tables."""
-        return checker is self.checker or (
-            _tables(checker) is not None and _tables(checker) == _tables(self.checker)
-        )
+        """Whether the keys of another checker are in the same place."""
+        # A checker of a user's own that does not name its store has one for itself.
+        is_named = checker.store_name != type(checker).__name__
+        return checker is self.checker or (is_named and checker.store_name == self.name)
 
     def counted(self, wait_s: float = 2.0) -> Counted | None:
         """What was counted last, and begin to count again if that is old; None: the first count is still under way.
@@ -143,9 +142,3 @@ class ConsoleStore:
         with self._lock:
             self._counted = Counted(keys, outbox, error, at, at - began)
             self._counting = None
-
-
-def _tables(checker: AbstractIdempotentChecker) -> tuple[object, ...] | None:
-    if isinstance(checker, (SqlChecker, TransactionalBase)):
-        return checker.store.engine.url, checker.store.table, checker.store.schema
-    return None
