@@ -22,7 +22,7 @@ from idempotent.cli.options import (
 from idempotent.cli.terminal.output import note, plain, progress, tell
 from idempotent.redrive import LetterFilter, Redriven
 from idempotent.redrive import redrive as return_letters
-from idempotent.views.letters import why_left
+from idempotent.views.letters import why_left, why_stopped
 from idempotent.views.text import count
 
 REDRIVE: Final = "idempotent redrive MODULE:CONSUMER --broker URL"
@@ -121,7 +121,7 @@ def redrive(
         text = f"{returned} of {what} would be returned, {reopened} reopened. Nothing was changed."
     tell(text, as_json=as_json, consumer=consumer.name, **asdict(done))
     if done.stopped and not as_json:
-        note(f"[yellow]Stopped after the first ones:[/yellow] {_why_stopped(done)}")
+        note(f"[yellow]Stopped after the first ones:[/yellow] {why_stopped(done)}")
     if done.left and not as_json:
         note(f"[yellow]{count(done.left, 'letter')} left:[/yellow] {plain(why_left(done, options))}")
     if done.undated and not as_json:
@@ -133,12 +133,3 @@ def redrive(
     is_choice = bool(letter or error or within is not None)
     if done.left or done.stopped or done.undated or (is_choice and not done.returned):
         raise typer.Exit(ExitCode.ATTENTION)
-
-
-def _why_stopped(done: Redriven) -> str:
-    if done.died:
-        return f"{done.died} of {done.returned} died again. Mend the cause; the other letters stay."
-    return (
-        f"{done.open} of {done.returned} are not done in time: does a worker run, or do they wait for their backoff? "
-        "The other letters stay."
-    )

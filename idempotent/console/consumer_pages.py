@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -185,7 +186,10 @@ class ConsumerPages:
         """Begin what was proposed."""
         form = request.state.form
         desk = self._desk(form)
-        proposal, note, rate = _proposed(desk, form), _note(form), _rate(form.get("rate", ""))
+        proposal, note = _proposed(desk, form), _note(form)
+        options = {"rate": _number(form, "rate"), "include_unknown": "include_unknown" in form}
+        if canary := _number(form, "canary"):
+            options["canary"] = math.ceil(canary)
         if proposal.action != "redrive" and not note:
             raise HTTPException(400, "Write a note that says why. Go back.")
         if desk.is_busy:
@@ -193,7 +197,7 @@ class ConsumerPages:
         labels = [each.label for each in proposal.items]
         with self._noted(request, proposal.action, desk, labels, note) as end:
             signed = f"{note} ({request.state.session.user})"
-            desk.confirm(proposal, signed, end, rate=rate, include_unknown="include_unknown" in form)
+            desk.confirm(proposal, signed, end, **options)
         return redirect("/consumer", desk=desk.id)
 
     def _pause(self, request: Request) -> Response:
@@ -277,12 +281,13 @@ def _note(form: dict[str, str]) -> str:
     return form.get("note", "").strip()[:_NOTE_LENGTH]
 
 
-def _rate(text: str) -> float | None:
-    """Messages a second. Raises HTTPException: it is no number."""
+def _number(form: dict[str, str], name: str) -> float | None:
+    """A number of messages; None: the field is empty. Raises HTTPException: it is no number."""
+    text = form.get(name, "").strip()
     try:
-        rate = float(text) if text.strip() else None
+        number = float(text) if text else None
     except ValueError:
-        rate = -1.0
-    if rate is not None and not 0.001 <= rate <= 1_000_000:  # noqa: PLR2004 - as `redrive` has it
-        raise HTTPException(400, "The rate is a number of messages a second, such as 10. Go back.")
-    return rate
+        number = -1.0
+    if number is not None and not 0.001 <= number <= 1_000_000:  # noqa: PLR2004 - as `redrive` has it
+        raise HTTPException(400, f"{text!r} is no number of messages, such as 10. Go back.")
+    return number

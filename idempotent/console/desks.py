@@ -28,7 +28,7 @@ from idempotent.message import received_message
 from idempotent.redrive import ALL, Letter, LetterFilter, Redriven, drop, error_group, letters, redrive
 from idempotent.values import value
 from idempotent.views.keys import span
-from idempotent.views.letters import ErrorGroup, by_error, changed_meanwhile, why_left
+from idempotent.views.letters import ErrorGroup, by_error, changed_meanwhile, why_left, why_stopped
 from idempotent.views.text import count
 
 log = EventLog(__name__)
@@ -367,21 +367,13 @@ class Desk:
                 self.proposals.popitem(last=False)
         return made
 
-    def confirm(
-        self,
-        proposal: Proposal,
-        note: str,
-        on_end: Callable[[str], None],
-        *,
-        rate: float | None = None,
-        include_unknown: bool = False,
-    ) -> None:
-        """Begin a change that was proposed. Raises BusyError: something is under way."""
+    def confirm(self, proposal: Proposal, note: str, on_end: Callable[[str], None], **options: Any) -> None:
+        """Begin a change that was proposed; `options` are those of a redrive. Raises BusyError."""
         items = proposal.items
 
         def work(job: Job) -> str:
             if proposal.action == "redrive":
-                done = self._redrive(proposal, job, rate=rate, include_unknown=include_unknown)
+                done = self._redrive(proposal, job, **options)
                 return self._told(done, len(items))
             return (
                 self._drop(proposal, note, job) if proposal.action == "drop" else self._resolve(proposal, job)
@@ -413,6 +405,8 @@ class Desk:
 
     def _told(self, done: Redriven, chosen: int) -> str:
         text = f"{count(done.returned, 'message')} returned, {count(done.reopened, 'key')} reopened."
+        if done.stopped:
+            return f"{text} Stopped after the first ones: {why_stopped(done)}"
         mine = replace(done, left=done.left - done.others, others=0)  # those of others were not chosen
         if mine.left and self._source is not None:
             text += f" {count(mine.left, 'letter')} left: {why_left(mine, self._source[0].checker.command_options)}"

@@ -118,6 +118,16 @@ def _readable(value: Any) -> Any:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
+def why_stopped(done: Redriven) -> str:
+    """Why a redrive ended with its first letters, those of `canary`."""
+    if done.died:
+        return f"{done.died} of {done.returned} died again. Mend the cause; the other letters stay."
+    return (
+        f"{done.open} of {done.returned} are not done in time: does a worker run, or do they wait for their backoff? "
+        "The other letters stay."
+    )
+
+
 def changed_meanwhile(names: Sequence[str]) -> str:
     """That what a person decided about, or what was read, is left alone because it is another now."""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""

@@ -1,6 +1,7 @@
 """What a person decides in the console."""
 
 import json
+import threading
 import time
 
 import pytest
@@ -275,10 +276,35 @@ def test_the_end_of_the_console_ends_a_redrive_and_the_audit_says_how_far_it_cam
     assert f"Stopped after {returned}." in browser.open("/audit").text
 
 
+@pytest.mark.parametrize("mended", [True, False], ids=["mended", "not mended"])
+def test_the_first_letters_of_a_redrive_decide_about_the_others(letters, browser, mended):
+    letters.bad = not mended
+    proposal = browser.propose(browser.group(), "redrive", all="1")
+    worker = Worker(letters.registry, MemoryAdapter(letters.broker))
+    working = threading.Thread(target=worker.run)
+    working.start()
+    try:
+        browser.press(proposal, "Redrive", canary="1")
+        page = browser.read()
+    finally:
+        worker.stop()
+        working.join()
+    if mended:
+        assert "2 messages returned, 2 keys reopened." in page.text
+        assert letters.left == ["3", "None"]
+    else:
+        assert (
+            "1 message returned, 1 key reopened. Stopped after the first ones: 1 of 1 died again" in page.text
+        )
+        assert "gone" not in page.text
+        assert letters.left == ["1", "2", "3", "None"]
+
+
 def test_a_rate_that_is_none_is_refused(letters, browser):
     proposal = browser.propose(browser.group(), "redrive", all="1")
     for rate in ("fast", "-1", "0", "nan", "inf"):
         assert browser.press(proposal, "Redrive", rate=rate).status == 400, rate
+        assert browser.press(proposal, "Redrive", canary=rate).status == 400, rate
     assert browser.press(proposal, "Redrive", rate="").status == 200
 
 
