@@ -56,7 +56,7 @@ class OutboxStats:
 
     Attributes:
         waiting: messages to publish.
-        oldest_s: seconds since the oldest waiting message was sent; None: none waits.
+        oldest_s: seconds since the oldest waiting message was sent, or its delay ended; None: none waits.
         held: messages in held lanes.
         lanes: held lanes.
         delayed: messages that wait for their time.

@@ -97,7 +97,9 @@ class IdempotentCollector(Collector):
             "idempotent_outbox_messages", "Messages in an outbox.", labels=["outbox", "state"]
         )
         oldest = GaugeMetricFamily(
-            "idempotent_outbox_oldest_seconds", "Since the oldest waiting message was sent.", labels=_OUTBOX
+            "idempotent_outbox_oldest_seconds",
+            "Since the oldest waiting message was sent, or its delay ended.",
+            labels=_OUTBOX,
         )
         relays = GaugeMetricFamily("idempotent_outbox_relays", "Relays with a lease.", labels=_OUTBOX)
         published = CounterMetricFamily(

@@ -11,7 +11,8 @@ from idempotent.stores.sql.dialects import SqlDialect
 
 AHEAD_US: Final = 1_000_000
 """How much later than now a lease may have begun: the clocks of the servers of a cluster differ."""
-_MESSAGE: Final = "bucket, lane, message_id, destination, subject, order_key, headers, body, created_at"
+_CONTENT: Final = "bucket, lane, message_id, destination, subject, order_key, headers, body"
+_MESSAGE: Final = f"{_CONTENT}, created_at"
 
 
 class Statements:
@@ -151,7 +152,7 @@ class Statements:
         )
 
     def delete(self, published: Mapping[int, int]) -> str:
-        """Delete messages, given by their numbers and when they were sent.
+        """Delete messages, given by their numbers and since when they wait.
 
         A number may be another message's by now: the table was emptied or created again, or a replica took over that
         had not got the last commits.
@@ -216,9 +217,9 @@ class Statements:
         return f"SELECT id FROM {self._delayed} WHERE id IN {_list(numbers)} ORDER BY id{lock}"
 
     def move(self, numbers: Sequence[int]) -> str:
-        """Let delayed messages wait for the relay, in the order of their times."""
+        """Let delayed messages wait for the relay from when their time came on, in the order of their times."""
         return (
-            f"INSERT INTO {self._waiting} ({_MESSAGE}) SELECT {_MESSAGE} FROM {self._delayed}"
+            f"INSERT INTO {self._waiting} ({_MESSAGE}) SELECT {_CONTENT}, due_at FROM {self._delayed}"
             f" WHERE id IN {_list(numbers)} ORDER BY due_at, id"
         )
 

@@ -34,7 +34,7 @@ class Waiting:
         order_key: its order key.
         headers: its headers as stored.
         body: its payload; None: a tombstone.
-        created_at: when it was sent, in microseconds by the clock of the database.
+        created_at: when it was sent, or when its delay ended, in microseconds by the clock of the database.
     """
 
     number: int

@@ -15,6 +15,7 @@ from idempotent.adapters import adapter_from_url
 from idempotent.errors import AdapterError, StoreError
 from idempotent.observe import Observer, OutboxMeasures
 from idempotent.observe.prometheus import IdempotentCollector
+from idempotent.outbox.entries import BUCKETS
 from idempotent.policy import Backoff
 from tests.outbox.brokers import BROKERS
 from tests.outbox.picky import Picky, relay, until
@@ -65,6 +66,21 @@ def test_an_observer_is_told_what_is_published_and_what_waits(outbox, send, wait
     _, stats = notes.measures[-1]
     assert (stats.waiting, stats.held, stats.delayed, stats.relays) == (0, 1, 1, 1)
     assert stats.oldest_s is None  # what is held waits for a person, not for a relay
+
+
+def test_a_delayed_message_waits_from_when_its_time_came(outbox, send, sql_store, tables):
+    send("later", delay_s=600)
+    with sql_store.admin_engine.begin() as connection:  # 600 seconds pass
+        connection.execute(
+            sa.text(
+                f"UPDATE {tables.delayed.name} SET created_at = created_at - 600000000, due_at = due_at - 600000000"
+            )
+        )
+    assert outbox.store.stats().oldest_s is None
+    assert outbox.store.move_due(range(BUCKETS), "", 10) == 1
+    stats = outbox.store.stats()
+    assert (stats.waiting, stats.delayed) == (1, 0)
+    assert 0 <= stats.oldest_s < 60
 
 
 def test_prometheus_shows_the_outboxes_that_were_measured(outbox, send, waiting):
