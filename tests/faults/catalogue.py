@@ -2530,6 +2530,27 @@ FAULTS: Final = (
         "tests/worker/pauses/test_rabbitmq.py -k manual",
     ),
     Fault(
+        "a pause can be resolved as the key of a message",
+        "idempotent/admin.py",
+        "    if is_own(text):\n",
+        "    if False:\n",
+        "tests/cli/pausing/test_pause.py -k no_other_command",
+    ),
+    Fault(
+        "console: a key of another consumer is resolved",
+        "idempotent/console/consumer_pages.py",
+        "not KeyFilter(desk.name).matches(record)",
+        "False",
+        "tests/console/test_actions.py -k key_of_others",
+    ),
+    Fault(
+        "console: a request that does not come in full is waited for without a limit",
+        "idempotent/console/serve.py",
+        "self._until = self.loop.call_later(_REQUEST_S, transport.abort)",
+        "pass",
+        "tests/console/test_serving.py -k 'in_full and nothing'",
+    ),
+    Fault(
         "a pause counts as a dead key of a consumer",
         "idempotent/checkers/sql/store.py",
         " WHERE {_IS_NOT_OWN('')}",
