@@ -36,6 +36,7 @@ def handle(message):
 """
 # What a worker and a relay in these troubles show; all other queries have a value, too.
 TROUBLE = {
+    "Processes that are not ready": lambda value: value == 0,
     "Died in the last hour": lambda value: value > 0,
     "Dead keys in the store": lambda value: value == 2,
     "Longest running handler": lambda value: value > 1,
