@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, TableOption, UrlOption, YesOption
-from idempotent.cli.stores import checker_at
+from idempotent.cli.stores import offsets_at
 from idempotent.cli.terminal.output import confirm, note, plain, show_rows, tell
-from idempotent.errors import ConfigurationError
 from idempotent.keys import KeySpace
 from idempotent.views.text import count
-
-if TYPE_CHECKING:
-    from idempotent.checkers import OffsetChecker
 
 app = typer.Typer(
     help="Show and set how far the partitions of OffsetCheckers are processed.",
@@ -31,7 +24,7 @@ _GREATEST = 2**63 - 1
 @app.command(epilog=epilog("idempotent offsets show --url sqlite:///app.db"))
 def show(url: UrlOption, table: TableOption = None, as_json: JsonOption = False) -> None:
     """Show the next offset of each partition: its first message that is not processed."""
-    with _checker(url, table) as checker:
+    with offsets_at(url, table) as checker:
         found = checker.stored()
     rows = [
         {
@@ -82,7 +75,7 @@ def set_offset(
     the stored one while a worker runs. Exit code 1: no such partition is stored, or several topics had this name.
     """
     consumer = KeySpace(topic, group).name
-    with _checker(url, table) as checker:
+    with offsets_at(url, table) as checker:
         found = [
             each
             for each in checker.stored()
@@ -118,15 +111,3 @@ def set_offset(
         next_offset=offset,
         done=not dry_run,
     )
-
-
-@contextmanager
-def _checker(url: str, table: str | None) -> Iterator[OffsetChecker]:
-    scheme = scheme_of(url)
-    if scheme.kind is not StoreKind.SQL:
-        raise ConfigurationError("offsets are in an SQL database; give its URL")
-    from idempotent.checkers import OffsetChecker
-
-    with checker_at(f"offsets+{scheme.store_url(url)}", table=table) as checker:
-        assert isinstance(checker, OffsetChecker)
-        yield checker

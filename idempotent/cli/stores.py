@@ -27,6 +27,7 @@ from idempotent.stores.sql.rights import hidden_rows
 
 if TYPE_CHECKING:
     from idempotent.adapters.spark.ledger.config import StoreConfig
+    from idempotent.checkers import OffsetChecker
 
 _CONNECT_TIMEOUT_S: Final = 10
 ANSWER_TIMEOUT_S: Final = 30
@@ -105,6 +106,21 @@ def database_of(
     address, of_url = parted(url)
     named = {**of_url, **tables(url, table)}
     return without_asyncio(scheme.store_url(address)), named.get("table", DEFAULT_TABLE), named.get("schema")
+
+
+@contextmanager
+def offsets_at(url: str, table: str | None) -> Iterator[OffsetChecker]:
+    """The OffsetChecker in a database, which the URL of any checker names: the options of that one do not count.
+
+    Raises:
+        ConfigurationError: not the URL of a database, or what `checker_at` raises.
+    """
+    from idempotent.checkers import OffsetChecker
+
+    address, name, schema = database_of(url, table, "offsets are in an SQL database; give its URL")
+    with checker_at(f"offsets+{address}", table=name, schema=schema) as checker:
+        assert isinstance(checker, OffsetChecker)
+        yield checker
 
 
 def ledger_of(url: str, table: str | None, prefix: str | None) -> StoreConfig:

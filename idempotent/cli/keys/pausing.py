@@ -14,7 +14,7 @@ from idempotent.checkers.pauses import Pauses, demand_pausable, pauses_in
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
-from idempotent.cli.stores import checker_at
+from idempotent.cli.stores import checker_at, offsets_at
 from idempotent.cli.terminal.output import me, plain, progress, show_rows, tell
 from idempotent.cli.terminal.output import note as remark
 from idempotent.errors import StoreError
@@ -129,16 +129,12 @@ def _is_known(checker: AbstractIdempotentChecker, consumer: str) -> bool:
 
 def _refuse_offsets(url: str, table: str | None, consumer: str) -> None:
     """Raise ConfigurationError if an OffsetChecker serves this consumer: its workers would not see the pause."""
-    scheme = scheme_of(url)
-    if scheme.kind is not StoreKind.SQL:
+    if scheme_of(url).kind is not StoreKind.SQL:
         return
-    from idempotent.checkers import OffsetChecker
-
     # Without its tables, or the right to read them, no OffsetChecker works here.
-    with suppress(StoreError), checker_at(f"offsets+{scheme.store_url(url)}", table=table) as checker:
-        assert isinstance(checker, OffsetChecker)
+    with suppress(StoreError), offsets_at(url, table) as checker:
         if any(each.key.consumer == consumer for each in checker.stored()):
-            demand_pausable(OffsetChecker)
+            demand_pausable(type(checker))
 
 
 def _tell(pause: Pause, text: str, as_json: bool, changed: bool, known: bool | None = None) -> None:

@@ -122,6 +122,15 @@ def test_a_url_whose_dead_keys_expire_makes_a_pause_that_stays(cli, sqlite_store
     assert pause_of(sqlite_store.leased(), NAME) is not None
 
 
+@pytest.mark.parametrize("word", ["", "transactional+"])
+def test_the_url_of_a_checker_with_its_options_will_do(cli, sqlite_store, word):
+    """Also for a consumer without keys, for which the store is asked whether it has offsets."""
+    url = f"{word}{sqlite_store.url}?table={sqlite_store.table}" + ("" if word else "&lease_s=5")
+    for command in ("pause", "resume"):
+        assert cli(command, NAME, "--url", url).code == 0
+    assert cli("offsets", "show", "--url", url).out == "No offsets yet.\n"
+
+
 def test_consumers_of_an_offset_checker_are_refused(cli, sql_store):
     offsets = OffsetChecker(sql_store.engine(), table=sql_store.table)
     partition = KeySpace("orders.paid", "billing").key("topic/0")
