@@ -199,10 +199,19 @@ class _Calls:
         finally:
             landing.set_result(stored)
 
-    def value(self, message: Message, stored: bytes) -> Any:
-        """The value that another call with the key stored."""
-        value, replayed = self.consumer.binding.decode(stored, message)
-        return self.consumer.value_of(message, Result(Outcome.DUPLICATE, value=value, replayed=replayed))
+    def value(self, message: Message, stored: bytes | None) -> Any:
+        """The value of a call that has waited for another one, instead of asking the store; it is counted all the same.
+
+        Args:
+            message: the call.
+            stored: the result of the other one; None: that still runs.
+        """
+        result = _RUNNING
+        if stored is not None:
+            value, replayed = self.consumer.binding.decode(stored, message)
+            result = Result(Outcome.DUPLICATE, value=value, replayed=replayed)
+        self.consumer.report((message,), (result,))
+        return self.consumer.value_of(message, result)
 
 
 _RUNNING: Final = Result(Outcome.IN_PROGRESS)
@@ -221,7 +230,7 @@ def _plain(calls: _Calls, wait_s: float) -> Callable[..., Any]:
                 try:
                     stored = other[0].result(max(until - time.monotonic(), 0))
                 except TimeoutError:
-                    return consumer.value_of(message, _RUNNING)
+                    return calls.value(message, None)
                 if stored is not None and other[1]:
                     return calls.value(message, stored)
         result = None
@@ -251,7 +260,7 @@ def _awaitable(calls: _Calls, wait_s: float) -> Callable[..., Any]:
                     left_s = max(until - time.monotonic(), 0)
                     stored = await asyncio.wait_for(asyncio.wrap_future(other[0]), left_s)
                 except TimeoutError:
-                    return consumer.value_of(message, _RUNNING)
+                    return calls.value(message, None)
                 if stored is not None and other[1]:
                     return calls.value(message, stored)
         result = None

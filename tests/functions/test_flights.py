@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
-from idempotent import FingerprintMismatchError, idempotent
+from idempotent import FingerprintMismatchError, InProgressError, Outcome, idempotent
+from idempotent.checkers import MemoryChecker
+from idempotent.observe import counters
+from idempotent.observe.events import Event
 from tests.functions.kinds import Kind
 
 CALLERS = 30
@@ -52,6 +56,16 @@ def at_once(
     return answers
 
 
+def counted(before: Mapping[tuple[str, Outcome | Event], int]) -> dict[Outcome | Event, int]:
+    """What was counted of the function since then."""
+    more = {
+        what: count - before.get((name, what), 0)
+        for (name, what), count in counters.snapshot().items()
+        if name == "charge:tests"
+    }
+    return {what: count for what, count in more.items() if count}
+
+
 def test_copies_of_a_running_call_wait_for_its_result_without_the_store(kind: Kind) -> None:
     ran, taken = [], []
     started = threading.Event()
@@ -70,6 +84,36 @@ def test_copies_of_a_running_call_wait_for_its_result_without_the_store(kind: Ki
     assert len({id(each) for each in answers}) == CALLERS, "a caller may change its result"
     # Who comes when the result has been handed on looks in the store for itself.
     assert len(taken) < CALLERS / 2
+
+
+def test_every_copy_is_counted_whether_it_has_asked_the_store_or_not(kind: Kind) -> None:
+    def charge(order: str, _: int) -> str:
+        threading.Event().wait(0.2)
+        return order
+
+    before = counters.snapshot()
+    assert at_once(kind, charge, [("a",)] * CALLERS) == ["a"] * CALLERS
+    assert counted(before) == {Outcome.PROCESSED: 1, Outcome.DUPLICATE: CALLERS - 1}
+
+
+def test_a_copy_that_has_waited_in_vain_is_counted_as_in_progress() -> None:
+    began, end = threading.Event(), threading.Event()
+
+    @idempotent(MemoryChecker(), group="tests", key="order", name="charge")
+    def charge(order: str) -> str:
+        began.set()
+        end.wait(DEADLINE_S)
+        return order
+
+    before = counters.snapshot()
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(charge, "a")
+        assert began.wait(DEADLINE_S)
+        with pytest.raises(InProgressError):
+            charge("a")
+        end.set()
+        assert first.result(DEADLINE_S) == "a"
+    assert counted(before) == {Outcome.PROCESSED: 1, Outcome.IN_PROGRESS: 1}
 
 
 def test_when_a_call_fails_one_of_its_copies_runs(kind: Kind) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from idempotent import ConfigurationError
+from idempotent import ConfigurationError, Outcome
 from idempotent.adapters.asgi import IdempotencyKeyMiddleware
 from idempotent.checkers import MemoryChecker, RedisChecker, TransactionalSqlChecker
 from idempotent.errors import UnknownCheckerError
+from idempotent.observe import counters
 from idempotent.registry import default_registry
 from tests.adapters.asgi.serving import USER, Client, Shop, client_of, problem_of, user_of
 from tests.functions.kinds import Kind
@@ -361,6 +362,30 @@ def test_copies_are_answered_one_after_the_other_so_that_they_hold_up_nobody() -
     asyncio.run(run())
     assert answered == [b"charged"] * 50
     assert max(turns) == 1
+
+
+def test_copies_that_wait_in_memory_are_counted_as_if_they_had_asked_the_store() -> None:
+    shop = Shop(waits=Event())
+    options: Any = {"checker": MemoryChecker(), "group": "counted", "scope": user_of, "wait_s": 60}
+
+    async def run() -> list[int]:
+        transport = httpx.ASGITransport(IdempotencyKeyMiddleware(shop.app, **options))
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop", headers=USER) as client:
+            headers = {"Idempotency-Key": "k"}
+            sent = [
+                asyncio.create_task(client.post("/charge", headers=headers, content=content))
+                for content in ("1", "1", "2")
+            ]
+            await sent[2]
+            assert shop.waits is not None
+            shop.waits.set()
+            return [(await each).status_code for each in sent]
+
+    assert asyncio.run(run()) == [200, 200, 422]
+    counted = {
+        what: count for (name, what), count in counters.snapshot().items() if name == "http:counted" and count
+    }
+    assert counted == {Outcome.PROCESSED: 1, Outcome.DUPLICATE: 1, Outcome.REJECTED: 1}
 
 
 def test_a_checker_may_be_named_and_overridden() -> None:
