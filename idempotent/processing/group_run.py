@@ -13,16 +13,15 @@ from idempotent.keys import NO_KEY
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.events import Event
-from idempotent.outcomes import Outcome, Result
+from idempotent.outcomes import Result
 from idempotent.policy import Handling
 from idempotent.processing.binding import Binding
 from idempotent.processing.results import (
     completion_error,
-    failed,
     failure_of,
     processed,
+    result_of_exception,
     unavailable,
-    uncounted,
 )
 from idempotent.processing.single import count_lost
 from idempotent.processing.steps import STORE, Life
@@ -46,6 +45,8 @@ class Member:
     """What the handler returned."""
     error: Exception | None = None
     """What the handler raised."""
+    handling: Handling = Handling.IGNORE
+    """What the error means to the consumer, if there is one."""
     failure: Failure | None = None
     """What the store records of the error; None: nothing, since the consumer ignores it, or it counts no attempt."""
 
@@ -54,11 +55,6 @@ def place_of(member: Member) -> tuple[bytes, int]:
     """The sort key of a member: the partition and offset of its message."""
     partition, position = member.request.partition, member.request.position
     return (partition.hash if partition else b"", position.offset if position else 0)
-
-
-def result_of(member: Member) -> Result:
-    """The result of a member whose handler returned, or raised an exception that its consumer ignores."""
-    return processed(member.returned) if member.error is None else Result(Outcome.IGNORED, error=member.error)
 
 
 class GroupRun:
@@ -243,7 +239,11 @@ class GroupRun:
             for member, owned in zip(ran, kept, strict=True):
                 if not owned:
                     count_lost(self._binding, member.message, member.claim)
-                self.results[member.index] = result_of(member)
+                self.results[member.index] = (
+                    processed(member.returned)
+                    if member.error is None
+                    else result_of_exception(self._binding, member.error, member.handling)
+                )
         return True
 
     def _free(self, raised: Sequence[Member]) -> Life[None]:
@@ -259,10 +259,8 @@ class GroupRun:
                 log.warning("failure_not_recorded", extra={**about, "error": str(error)})
             released = [None] * len(raised)
         for member, answer in zip(raised, released, strict=True):
-            self.results[member.index] = (
-                uncounted(member.error)
-                if member.failure is None
-                else failed(self._binding, member.error, member.failure, answer)
+            self.results[member.index] = result_of_exception(
+                self._binding, member.error, member.handling, member.failure, answer
             )
 
     def _interrupted(self, claimed: Sequence[Member], running: Member | None = None) -> Life[None]:
@@ -284,11 +282,10 @@ class GroupRun:
 
     def _note(self, member: Member, error: Exception) -> Handling:
         """Note a handler's exception. Returns what it means to the consumer."""
-        handling = self._binding.options.exceptions.classify(error)
         member.error = error
-        if handling in (Handling.RETRY, Handling.DEAD):
-            member.failure = failure_of(self._binding, member.message, error, handling)
-        return handling
+        member.handling = self._binding.options.exceptions.classify(error)
+        member.failure = failure_of(self._binding, member.message, error, member.handling)
+        return member.handling
 
     def _completions(self, ran: Sequence[Member]) -> list[Completion]:
         if not self._binding.options.store_result:

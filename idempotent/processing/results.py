@@ -12,7 +12,6 @@ from idempotent.errors import (
     DoomedTransactionError,
     FingerprintMismatchError,
     StoreError,
-    UnfitBodyError,
     described,
 )
 from idempotent.keys import Key
@@ -36,10 +35,38 @@ def processed(returned: Any) -> Result:
     return _PROCESSED if returned is None else Result(Outcome.PROCESSED, value=returned)
 
 
-def failed(
+def result_of_exception(
+    binding: Binding,
+    error: BaseException | None,
+    handling: Handling,
+    failure: Failure | None = None,
+    released: Released | None = None,
+) -> Result:
+    """The result of a handler that raised.
+
+    Args:
+        binding: the consumer, bound to its checker.
+        error: what it raised.
+        handling: what that means to the consumer.
+        failure: what the store was to record; None: nothing, as no attempt is counted, or the key was not claimed.
+        released: what the store answered; None: it has not recorded the failure, and the message comes again.
+    """
+    match handling:
+        case Handling.IGNORE:
+            return Result(Outcome.IGNORED, error=error)
+        case Handling.WAIT:
+            return unavailable(error)
+        case Handling.REJECT:
+            return Result(Outcome.REJECTED, error=error)
+        case Handling.DEAD if failure is None:
+            return Result(Outcome.DEAD, error=error)
+        case Handling.RETRY | Handling.DEAD:
+            return _failed(binding, error, failure, released)
+
+
+def _failed(
     binding: Binding, error: BaseException | None, failure: Failure | None, released: Released | None
 ) -> Result:
-    """The result of a handler that raised. `released`: None if the store did not record the failure."""
     attempt = None if released is None else released.attempts
     if released is not None and released.dead:
         return Result(Outcome.DEAD, error=error, attempt=attempt)
@@ -73,11 +100,6 @@ def completion_error(
 def unavailable(error: BaseException | None) -> Result:
     """The result when the store did not answer."""
     return Result(Outcome.UNAVAILABLE, error=error, retry_after_s=STORE_RETRY_S)
-
-
-def uncounted(error: BaseException | None) -> Result:
-    """The result of a handler whose exception counts no attempt: its body did not fit, or its outbox has no tables."""
-    return Result(Outcome.REJECTED, error=error) if isinstance(error, UnfitBodyError) else unavailable(error)
 
 
 def answered(binding: Binding, message: Message, request: ClaimRequest, decision: Decision) -> Result:
@@ -122,12 +144,16 @@ def mismatch(request: ClaimRequest, stored: bytes | None) -> FingerprintMismatch
     )
 
 
-def failure_of(binding: Binding, message: Message, error: BaseException, handling: Handling) -> Failure:
-    """The failure that the store records for an exception.
+def failure_of(
+    binding: Binding, message: Message, error: BaseException, handling: Handling
+) -> Failure | None:
+    """The failure that the store records for an exception; None: it counts no attempt.
 
     The broker's other deliveries of the message wait for its backoff. Who calls the consumer with a message of his own
     decides himself when to try again.
     """
+    if handling not in (Handling.RETRY, Handling.DEAD):
+        return None
     options = binding.options
     fatal = handling is Handling.DEAD
     backoff = options.backoff if message.from_broker else None
@@ -150,4 +176,4 @@ def given_up(
         released = yield STORE, binding.protocol.release, (claim, failure)
     except StoreError as error:
         return unavailable(error)
-    return failed(binding, doomed, failure, released)
+    return result_of_exception(binding, doomed, Handling.RETRY, failure, released)

@@ -6,7 +6,17 @@ import random
 import time
 from typing import Any, Final, NamedTuple
 
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Lapsed, Verdict, new_owner
+from idempotent.claims import (
+    Claim,
+    ClaimRequest,
+    Completion,
+    Decision,
+    Failure,
+    Lapsed,
+    Released,
+    Verdict,
+    new_owner,
+)
 from idempotent.errors import (
     DoomedTransactionError,
     MessageError,
@@ -26,12 +36,11 @@ from idempotent.processing.results import (
     STORE_RETRY_S,
     answered,
     completion_error,
-    failed,
     failure_of,
     given_up,
     processed,
+    result_of_exception,
     unavailable,
-    uncounted,
 )
 from idempotent.processing.steps import CLAIM, COMPLETE, RUN, SLEEP, STORE, Life, timed
 from idempotent.processing.turns import RETRY_S as TURN_RETRY_S
@@ -318,17 +327,17 @@ class _Run:
             except TransactionEscapedError as escaped:
                 error, handling = escaped, binding.options.exceptions.classify(escaped)
             else:
-                return Result(Outcome.IGNORED, error=error)
-        if handling in (Handling.WAIT, Handling.REJECT):
-            yield from release_quietly(binding, message, claim)
-            return uncounted(error)
+                return result_of_exception(binding, error, handling)
         failure = failure_of(binding, message, error, handling)
+        if failure is None:
+            yield from release_quietly(binding, message, claim)
+            return result_of_exception(binding, error, handling)
+        released: Released | None = None
         try:
             released = yield STORE, binding.protocol.release, (claim, failure)
         except StoreError as store_error:
             log.warning("failure_not_recorded", extra={**self._about(), "error": str(store_error)})
-            return failed(binding, error, failure, None)
-        return failed(binding, error, failure, released)
+        return result_of_exception(binding, error, handling, failure, released)
 
 
 def _effect_happened(answer: object) -> bool:
@@ -391,7 +400,7 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Resu
         if transient:
             binding.transaction_undone((message,), error)
             return unavailable(error)
-        return _failed_without_key(binding, error)
+        return result_of_exception(binding, error, binding.options.exceptions.classify(error))
     except BaseException:
         yield from interrupted(binding, message, claim)
         raise
@@ -404,20 +413,8 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Resu
         if isinstance(failure, (StoreError, DoomedTransactionError)):
             return unavailable(failure)
         if failure is not None:
-            return _failed_without_key(binding, failure)
+            return result_of_exception(binding, failure, binding.options.exceptions.classify(failure))
     return processed(value)
-
-
-def _failed_without_key(binding: Binding, error: Exception) -> Result:
-    match binding.options.exceptions.classify(error):
-        case Handling.IGNORE:
-            return Result(Outcome.IGNORED, error=error)
-        case Handling.RETRY:
-            return Result(Outcome.FAILED, error=error, retry_after_s=binding.options.backoff.delay_s(1))
-        case Handling.WAIT | Handling.REJECT:
-            return uncounted(error)
-        case Handling.DEAD:
-            return Result(Outcome.DEAD, error=error)
 
 
 def release_quietly(
