@@ -216,7 +216,7 @@ class OutboxAdmin:
         """
         return self._store.free_unheld(self._store.sql.buckets)
 
-    def drop(self, message_id: str, *, by: str) -> int:
+    def drop(self, message_id: str, *, by: str = "") -> int:
         """Delete the first message with this id, which is then never published. What waits for it goes on.
 
         It is logged (`outbox_message_dropped`), with `by`: who does it. Returns how many rows: 0 or 1.
