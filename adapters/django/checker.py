@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cached_property, partial
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from django.db import DEFAULT_DB_ALIAS, Error
@@ -15,10 +15,11 @@ from idempotent.admin import KeyAdmin
 from idempotent.checkers.awaiting import Awaiting
 from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChecker
 from idempotent.checkers.sql.failures import FailedAttempt
-from idempotent.checkers.sql.keytable import ClaimMode, KeyTable
+from idempotent.checkers.sql.keytable import ClaimMode
+from idempotent.checkers.sql.recorders import KeyRecorder
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlKeyAdmin
-from idempotent.checkers.transactions import TransactionHooks
+from idempotent.checkers.transactions import TransactionHooks, record_again
 from idempotent.claims import (
     UNBOUNDED,
     Claim,
@@ -41,7 +42,6 @@ from idempotent.errors import (
 from idempotent.forks import generation
 from idempotent.keys import NO_KEY
 from idempotent.logs import EventLog
-from idempotent.observe.log_lines import about_key
 from idempotent.schema import DEFAULT_TABLE, failures_name
 from idempotent.stores.sql.cursor import query
 from idempotent.stores.sql.faults import Fault, explained
@@ -62,7 +62,6 @@ _LONGEST_LOCK_S: Final = 7 * 86400.0
 # A new transaction helps: the server has undone this one, or the connection was idle for too long.
 _UNDONE: Final = (Fault.ABORTED, Fault.DISCONNECTED)
 _NOT_COMMITTED: Final = (Fault.ABORTED, Fault.LOCKED, Fault.FULL)
-_ESCAPED: Final = "effect unknown: the handler itself ended its transaction; look, then resolve the key"
 
 
 class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
@@ -102,14 +101,16 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
             lock_timeout_s, "lock_timeout_s", zero=True, most_s=_LONGEST_LOCK_S
         )
         self._database: Final = Database(using)
+        durations = Durations(None, self.retention_s, self.dead_retention_s)
+        self._recorder: Final = KeyRecorder(self._store, durations, self.protocol.events.count)
         # What handlers of this process run now, by the hash of the key. To change an entry of a dict is atomic.
         self._running: dict[bytes, tuple[Block, ClaimRequest]] = {}
         self._generation = generation.number
 
-    @cached_property
-    def _keys(self) -> KeyTable:
-        durations = Durations(None, self.retention_s, self.dead_retention_s)
-        return KeyTable(self._database.dialect, DEFAULT_TABLE, durations, self.protocol.events.count)
+    @property
+    def _store(self) -> SqlStore:
+        """The database, as those see it who need no more of a store than it has."""
+        return cast("SqlStore", self._database)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -125,7 +126,7 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
         raise ConfigurationError(f"a DjangoChecker {self.no_async}")
 
     def admin(self) -> KeyAdmin:
-        return SqlKeyAdmin(cast("SqlStore", self._database), self.retention_s)
+        return SqlKeyAdmin(self._store, self.retention_s)
 
     def ping(self) -> None:
         for table in (DEFAULT_TABLE, failures_name(DEFAULT_TABLE)):
@@ -180,7 +181,7 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
             # Not DONE before it is: what a handler commits by itself must not look as if it had ended.
             mode = ClaimMode(locking=True, wait_s=self.lock_timeout_s)
             with block.connection.wrap_database_errors:
-                found = self._keys.claiming.claim(block.driver, requests, mode)
+                found = self._recorder.keys.claiming.claim(block.driver, requests, mode)
             if not any(decision.claim for decision in found):
                 block.commit()
                 block.end()
@@ -223,7 +224,7 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
         try:
             for completion in completions:
                 with block.connection.wrap_database_errors:
-                    is_there = self._keys.complete(block.driver, completion)
+                    is_there = self._recorder.keys.complete(block.driver, completion)
                 if not is_there:
                     raise TransactionEscapedError(
                         f"{completion.claim.key} is not in the transaction any more: the handler has ended it"
@@ -272,9 +273,7 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
         Raises:
             StoreError: the database did not answer.
         """
-        found = self._database.run(self._keys.owners, [claim.key.hash for claim in claims])
-        owners = {(hashed, owner) for hashed, owner, _ in found}
-        return {claim for claim in claims if (claim.key.hash, claim.owner) in owners}
+        return self._database.run(self._recorder.stored, claims)
 
     def _is_stored(self, claims: Sequence[Claim]) -> bool:
         """Whether another connection sees these claims. False proves nothing: the COMMIT may still succeed."""
@@ -312,7 +311,7 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
             )
             if failure is None or not counts or self._database.connection.needs_rollback:
                 return Released(owned=True)  # nothing depends on it, or the outer atomic() would take it back
-            return self._count(claim, failure)
+            return self._recorder.count_failure(FailedAttempt(claim, failure))
         try:
             escaped = self._stored([claim])
         except StoreError:
@@ -320,33 +319,19 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
                 raise
             return Released(owned=True)  # nothing is left to do: the database rolls back what it has lost
         if escaped:
-            log.error("transaction_escaped", extra=about_key(claim.key))
-            return self._database.run_atomically(self._keys.mark_committed_dead, claim, _ESCAPED)
-        return Released(owned=True) if failure is None else self._count(claim, failure)
-
-    def _count(self, claim: Claim, failure: Failure) -> Released:
-        failed = FailedAttempt(claim, failure)
-        atomically = self._database.run_atomically
-        released = atomically(self._keys.fail_free, failed)
-        # In transactions of their own: a copy of the message may hold the key by now, and the count must stay.
-        if released.dead:
-            with suppress(StoreBusyError):
-                atomically(self._keys.mark_free_key_dead, claim)
-        elif released.owned and failure.delay_us(released.attempts):
-            with suppress(StoreError):
-                atomically(self._keys.hold, failed)
-        return released
+            return self._database.run_atomically(self._recorder.mark_committed_dead, claim)
+        return (
+            Released(owned=True)
+            if failure is None
+            else self._recorder.count_failure(FailedAttempt(claim, failure))
+        )
 
     def ignore(self, request: ClaimRequest, claim: Claim) -> None:
         """Roll back the handler's writes, and record the key."""
         claim.transaction.close()
         if not claim.transaction.joins and self._stored([claim]):
             raise TransactionEscapedError("the handler has committed its transaction, and then raised")
-        decision = self.protocol.claim(changed(request, owner=claim.owner))
-        if decision.claim:
-            self.protocol.complete(decision.claim)
-        elif decision.verdict is not Verdict.DUPLICATE:
-            raise StoreBusyError(f"{claim.key} was not recorded: another delivery holds it. Try again.")
+        record_again(self.protocol, request, claim)
 
     def claim_nothing(self) -> Claim:
         return Claim(NO_KEY, transaction=Block(self._database))
@@ -358,7 +343,7 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
         block: Block = claim.transaction
         block.demand_whole()
         with self._database.translated():
-            self._keys.forget(block.driver, claim)
+            self._recorder.forget(block.driver, claim)
 
     def isolated(self, claim: Claim, session_type: type | None) -> AbstractContextManager[object]:
         del claim, session_type
@@ -386,7 +371,7 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
         self.check_argument(kind)
 
     def _garbage_collect(self, limit: int) -> int:
-        return self._database.run(self._keys.delete_expired, limit)
+        return self._database.run(self._recorder.delete_expired, limit)
 
 
 def _runs_here(request: ClaimRequest) -> Decision:

@@ -9,9 +9,10 @@ from typing import Any
 
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.protocol import ClaimProtocol
-from idempotent.claims import Claim, ClaimRequest, Completion
-from idempotent.errors import ConfigurationError
+from idempotent.claims import Claim, ClaimRequest, Completion, Verdict
+from idempotent.errors import ConfigurationError, StoreBusyError
 from idempotent.keys import NO_KEY
+from idempotent.values import changed
 
 
 class TransactionHooks(ABC):
@@ -96,6 +97,24 @@ class TransactionHooks(ABC):
     @abstractmethod
     def handler_argument(self, claim: Claim, kind: type) -> Any:
         """The session or connection for a handler's second parameter, of a type that `check_argument` has accepted."""
+
+
+def record_again(protocol: ClaimProtocol, request: ClaimRequest, claim: Claim) -> None:
+    """Record the key of a transaction that was rolled back as done, in one of its own.
+
+    Args:
+        protocol: the checker's protocol.
+        request: the request for the key.
+        claim: the claim that was rolled back.
+
+    Raises:
+        StoreError: the key was not recorded: the store did not answer, or another delivery has it.
+    """
+    decision = protocol.claim(changed(request, owner=claim.owner, redelivered=False))
+    if decision.claim:
+        protocol.complete(decision.claim)
+    elif decision.verdict is not Verdict.DUPLICATE:
+        raise StoreBusyError(f"{claim.key} was not recorded: another delivery holds it. Try again.")
 
 
 class NoTransactions(TransactionHooks):

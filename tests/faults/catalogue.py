@@ -1184,8 +1184,8 @@ FAULTS: Final = (
     ),
     Fault(
         "a transaction that fails leaves its key free",
-        "idempotent/checkers/sql/transactional.py",
-        "                atomically(self._recorder.hold, failed)",
+        "idempotent/checkers/sql/recorders.py",
+        "                atomically(self.hold, failed)",
         "                pass",
         "tests/guarantees/test_backoff.py -k 'hurry and sqlite-transactional'",
     ),
@@ -1254,9 +1254,9 @@ FAULTS: Final = (
     ),
     Fault(
         "a failure does not count while a copy of its message has the key",
-        "idempotent/checkers/sql/transactional.py",
-        "            with contextlib.suppress(StoreBusyError):\n",
-        "            with contextlib.suppress():\n",
+        "idempotent/checkers/sql/recorders.py",
+        "            with suppress(StoreBusyError):\n",
+        "            with suppress():\n",
         f"{_CONTRACT}/test_mysql.py -k although_a_copy_of_the_message",
     ),
     Fault(
@@ -1937,7 +1937,7 @@ FAULTS: Final = (
     ),
     Fault(
         "the key of a handler that took half the retention expires with its claim",
-        "idempotent/checkers/sql/transactions.py",
+        "idempotent/checkers/sql/recorders.py",
         " or took_s > self._durations.retention_s / 2",
         "",
         "tests/checkers/sql/test_transactional.py -k 'half_the_retention and sqlite'",

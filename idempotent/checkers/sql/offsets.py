@@ -10,9 +10,9 @@ from typing import Final
 
 from idempotent.admin import KeyAdmin
 from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
+from idempotent.checkers.sql.recorders import ClaimRecorder
 from idempotent.checkers.sql.statements import limited_update
 from idempotent.checkers.sql.transactional import TransactionalBase
-from idempotent.checkers.sql.transactions import ClaimRecorder
 from idempotent.claims import NOBODY, Claim, ClaimRequest, Completion, Decision, Released, Remembers, Verdict
 from idempotent.errors import ConfigurationError, StoreError
 from idempotent.keys import Key

@@ -19,7 +19,7 @@ from idempotent.values import changed
 
 if TYPE_CHECKING:
     from idempotent.checkers.sql.handler_transaction import HandlerTransaction
-    from idempotent.checkers.sql.transactions import ClaimRecorder
+    from idempotent.checkers.sql.recorders import ClaimRecorder
 
 RETRY_S: Final = 1.0
 """Seconds after which a copy of a message asks again whether its key is free, at the latest."""

@@ -23,17 +23,13 @@ from idempotent.checkers.sql.checker import SqlChecker
 from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.findings import sql_findings
 from idempotent.checkers.sql.handler_transaction import HandlerTransaction, State
+from idempotent.checkers.sql.recorders import ClaimRecorder, KeyRecorder
 from idempotent.checkers.sql.runs import RETRY_S, Runs
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlKeyAdmin, SqlStore
-from idempotent.checkers.sql.transactions import (
-    AsyncHandlerTransactions,
-    ClaimRecorder,
-    HandlerTransactions,
-    KeyRecorder,
-)
-from idempotent.checkers.transactions import TransactionHooks
+from idempotent.checkers.sql.transactions import AsyncHandlerTransactions, HandlerTransactions
+from idempotent.checkers.transactions import TransactionHooks, record_again
 from idempotent.claims import (
     Claim,
     ClaimRequest,
@@ -58,7 +54,6 @@ from idempotent.stores.sql.bridge import nothing_awaited
 from idempotent.stores.sql.engines import AnyEngine, is_async
 from idempotent.stores.sql.faults import Fault
 from idempotent.validation import flag, seconds
-from idempotent.values import changed
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -196,25 +191,11 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         return [
             self.store.connections.run_atomically(self._recorder.mark_committed_dead, claim)
             if claim in stored
-            else self._record_failure(FailedAttempt(claim, failure))
+            else self._recorder.count_failure(FailedAttempt(claim, failure))
             if failure and claim.key is not NO_KEY
             else Released(owned=True)
             for claim, failure in releases
         ]
-
-    def _record_failure(self, failed: FailedAttempt) -> Released:
-        atomically = self.store.connections.run_atomically
-        released = atomically(self._recorder.record_failure, failed)
-        if released.dead:
-            # In a transaction of its own: a copy of the message may hold the key by now, and the count must stay. That
-            # copy, if it fails as well, tries again; this delivery is dead in any case.
-            with contextlib.suppress(StoreBusyError):
-                atomically(self._recorder.mark_free_key_dead, failed.claim)
-        elif released.owned and failed.failure.delay_us(released.attempts):
-            # In a transaction of its own, for the same reason. Such a copy that fails counts nothing.
-            with contextlib.suppress(StoreError):
-                atomically(self._recorder.hold, failed)
-        return released
 
     def ignore(self, request: ClaimRequest, claim: Claim) -> None:
         """Roll back the handler's writes, and record the key in a transaction of its own."""
@@ -222,11 +203,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
             raise TransactionEscapedError(claim.transaction.escaped)
         claim.transaction.close()
         self._transactions.demand_none_stored([claim])
-        decision = self.protocol.claim(changed(request, owner=claim.owner, redelivered=False))
-        if decision.claim:
-            self.protocol.complete(decision.claim)
-        elif decision.verdict is not Verdict.DUPLICATE:
-            raise StoreBusyError(f"{claim.key} was not recorded: another delivery holds it. Try again.")
+        record_again(self.protocol, request, claim)
 
     def claim_nothing(self) -> Claim:
         return self._transactions.open_empty()
