@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from idempotent.adapters.asgi_request import (
     App,
@@ -20,11 +20,10 @@ from idempotent.adapters.asgi_request import (
 )
 from idempotent.adapters.idempotency_key import (
     HEADER,
-    MAX_BODY,
-    METHODS,
     Answer,
     AnswerCodec,
     NotStoredError,
+    Options,
     Rules,
     fingerprint,
 )
@@ -93,15 +92,8 @@ class IdempotencyKeyMiddleware:
         scope: who a key belongs to: called with the ASGI scope, returns the user's id; or `authorization`. Nobody is
             given the answer to another one's request.
         group: part of the key, such as the service.
-        methods: of the requests that it protects.
-        paths: those that it protects, as patterns of `fnmatch`, such as `/orders/*`; None: all.
-        required: whether a protected request without a key is refused, with 400; else it runs unprotected.
-        wait_s: seconds that a request waits for the answer to one with its key that runs, before it is told so (409).
-        store: `final`: answers after which the same request need not be sent again: all but 401, 403, 408, 425, 429,
-            5xx and errors with a `Retry-After`. `all`: those too.
-        max_body: bytes of a body that a protected request may have, and up to which an answer is stored.
         on_expired_lease: what to do if the process died in a request: see `@consumer`.
-        docs: the address of a page for callers, which problems link to.
+        options: which requests are protected, which answers are stored, and so on: see `Options`.
 
     Raises:
         ConfigurationError: invalid options; a transactional checker without an AsyncEngine (if named: at a request).
@@ -114,29 +106,15 @@ class IdempotencyKeyMiddleware:
         checker: AbstractIdempotentChecker | str,
         scope: Callable[[Scope], str],
         group: str,
-        methods: Collection[str] = METHODS,
-        paths: Collection[str] | None = None,
-        required: bool = False,
-        wait_s: float = 0.0,
-        store: Literal["final", "all"] = "final",
-        max_body: int = MAX_BODY,
         on_expired_lease: ExpiredLeasePolicy | Literal["retry", "park"] = OnExpiredLease.RETRY,
-        docs: str | None = None,
+        **options: Unpack[Options],
     ) -> None:
         if not callable(scope):
             raise ConfigurationError(
                 "scope is a function of the ASGI scope that returns the user's id, or `authorization`, not "
                 f"{type(scope).__name__}"
             )
-        self._rules = Rules(
-            methods=methods,
-            paths=paths,
-            required=required,
-            wait_s=wait_s,
-            store=store,
-            max_body=max_body,
-            docs=docs,
-        )
+        self._rules = Rules(**options)
         self._owner_of = scope
         self._flights: dict[str, _Flight] = {}
         self._app = app

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
-from typing import Any, Final, Literal, TypeAlias, TypedDict
+from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
 from uuid import UUID
 
 from idempotent.adapters.plug_in import caller, consumer_of
@@ -299,7 +299,19 @@ class NotStoredError(Exception):
 
 
 class Options(TypedDict, total=False):
-    """The options of `Rules`."""
+    """The options that the middleware of every web framework has.
+
+    Attributes:
+        methods: of the requests that it protects; default: POST and PATCH.
+        paths: those that it protects, as patterns of `fnmatch`, such as `/orders/*`; None, the default: all.
+        required: whether a protected request without a key is refused, with 400; else, by default, it runs unprotected.
+        wait_s: seconds that a request waits for the answer to one with its key that runs, before it is told so (409);
+            default: 0.
+        store: `final`, the default: answers after which the same request need not be sent again: all but 401, 403, 408,
+            425, 429, 5xx and errors with a `Retry-After`. `all`: those too.
+        max_body: bytes of a body that a protected request may have, and up to which an answer is stored; default: 1 MB.
+        docs: the address of a page for callers, which problems link to; default: None.
+    """
 
     methods: Collection[str]
     paths: Collection[str] | None
@@ -311,29 +323,28 @@ class Options(TypedDict, total=False):
 
 
 class Rules:
-    """The options that a middleware of any web framework has; `asgi.IdempotencyKeyMiddleware` documents them.
+    """What follows from the options of a middleware.
+
+    Args:
+        options: see `Options`.
 
     Attributes:
-        required: whether a protected request without a key is refused.
-        wait_s: seconds that a request waits for the answer to one with its key that runs.
-        max_body: bytes of a body that a protected request may have, and up to which an answer is stored.
+        required: as given.
+        wait_s: as given.
+        max_body: as given.
 
     Raises:
         ConfigurationError: an invalid option.
+        TypeError: an option that does not exist.
     """
 
-    def __init__(
-        self,
-        *,
-        methods: Collection[str] = METHODS,
-        paths: Collection[str] | None = None,
-        required: bool = False,
-        wait_s: float = 0.0,
-        store: Literal["final", "all"] = "final",
-        max_body: int = MAX_BODY,
-        docs: str | None = None,
-    ) -> None:
+    def __init__(self, **options: Unpack[Options]) -> None:
         """Check the options."""
+        unknown = sorted(options.keys() - Options.__annotations__.keys())
+        if unknown:
+            raise TypeError(f"{unknown[0]!r} is none of the options: {', '.join(Options.__annotations__)}")
+        methods, paths = options.get("methods", METHODS), options.get("paths")
+        store, docs = options.get("store", "final"), options.get("docs")
         for words, name in ((methods, "methods"), (paths, "paths")):
             if isinstance(words, str):
                 raise ConfigurationError(f"{name} is a list of texts, not one: write [{words!r}]")
@@ -341,9 +352,9 @@ class Rules:
             raise ConfigurationError(f"store is 'final' or 'all', not {store!r}")
         if docs is not None and not (docs.isascii() and docs.isprintable() and not set(docs) & set('<>" ')):
             raise ConfigurationError(f"docs is the address of a page, not {docs!r}")
-        self.required: Final = required
-        self.wait_s: Final = seconds(wait_s, "wait_s", zero=True)
-        self.max_body: Final = whole(max_body, "max_body")
+        self.required: Final = options.get("required", False)
+        self.wait_s: Final = seconds(options.get("wait_s", 0.0), "wait_s", zero=True)
+        self.max_body: Final = whole(options.get("max_body", MAX_BODY), "max_body")
         wrong = [pattern for pattern in paths or () if not pattern.startswith(("/", "*"))]
         if wrong:
             raise ConfigurationError(

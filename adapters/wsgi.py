@@ -40,14 +40,15 @@ def authorization(environ: Environ) -> str:
 
 
 class IdempotencyKeyMiddleware:
-    """As `asgi.IdempotencyKeyMiddleware`, which documents its options. A whole answer waits in memory for the store.
+    """As `asgi.IdempotencyKeyMiddleware`. A whole answer waits in memory for the store.
 
     Args:
         app: the application.
         checker: an instance, a URL, or the name of one that is registered. A transactional one has a plain Engine.
         scope: who a key belongs to: called with the environ, returns the user's id; or `authorization`.
         group: part of the key, such as the service.
-        on_expired_lease: as there; and so are `options`.
+        on_expired_lease: what to do if the process died in a request: see `@consumer`.
+        options: see `Options`.
 
     Raises:
         ConfigurationError: invalid options; a checker with an AsyncEngine.

@@ -54,7 +54,7 @@ class IdempotencyKeyMiddleware:
     - `scope`, required: who a key belongs to: called with the request, returns the user's id; or `authorization`.
     - `group`, required: part of the key, such as the service.
     - `on_expired_lease`: what to do if the process died in a request, with a checker that has leases: see `@consumer`.
-    - `methods`, `paths`, `required`, `wait_s`, `store`, `max_body`, `docs`: see `asgi.IdempotencyKeyMiddleware`.
+    - `methods`, `paths` and others: see `Options` in `idempotent.adapters.idempotency_key`.
 
     Args:
         get_response: what Django calls it with.

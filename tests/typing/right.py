@@ -15,6 +15,7 @@ import pydantic
 from sqlalchemy import Connection, CursorResult, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
+from starlette.applications import Starlette
 
 from idempotent import (
     AsyncConsumer,
@@ -29,6 +30,7 @@ from idempotent import (
     keys,
     once,
 )
+from idempotent.adapters.asgi import IdempotencyKeyMiddleware, authorization
 from idempotent.checkers import MemoryChecker
 from idempotent.keys import Key
 
@@ -273,3 +275,16 @@ async def use_bodies(message: Message) -> None:
     assert_type(of_a_dataclass.__wrapped__(Receipt(5)), int)
     assert_type(of_a_model(message), Result[None])
     assert_type(await of_a_struct(message), Result[str | None])
+
+
+def of_the_web(app: Starlette) -> None:
+    shop = MemoryChecker()
+    IdempotencyKeyMiddleware(app, checker=shop, group="shop", scope=authorization, store="all")
+    app.add_middleware(
+        IdempotencyKeyMiddleware,
+        checker=shop,
+        group="shop",
+        scope=authorization,
+        wait_s=1.5,
+        paths=["/orders/*"],
+    )

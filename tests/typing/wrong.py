@@ -12,10 +12,12 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
+from starlette.applications import Starlette
 
 import idempotent
 import idempotent.checkers
 from idempotent import Message, Registry
+from idempotent.adapters.asgi import IdempotencyKeyMiddleware, authorization
 from idempotent.adapters.kafka import KafkaAdapter
 from idempotent.adapters.rabbitmq import RabbitMqAdapter
 
@@ -201,3 +203,10 @@ def charge(order: str, cents: int) -> int:
 
 charge("o-1", "5")  # refused: arg-type reportArgumentType
 charge("o-1")  # refused: call-arg reportCallIssue
+
+
+def of_the_web(app: Starlette) -> None:
+    web, shop = IdempotencyKeyMiddleware, idempotent.checkers.MemoryChecker()
+    web(app, checker=shop, group="shop", scope=authorization, wait=1)  # refused: call-arg reportCallIssue
+    add = app.add_middleware
+    add(web, checker=shop, group="", scope=authorization, wait_s="")  # refused: arg-type reportArgumentType
