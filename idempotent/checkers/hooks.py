@@ -28,7 +28,7 @@ class CheckerHooks(ABC):
     dead_retention_s: float | None
 
     group_is_atomic: bool = False
-    """Whether the claims of one `_claim_many` complete together or not at all."""
+    """Whether a claim is in a transaction, rolled back unless it completes, which those of one `_claim_many` share."""
     remembers: Remembers = Remembers.KEYS
     """What is known of a message that was completed, and so what identifies a message."""
 

@@ -62,7 +62,7 @@ class ClaimProtocol:
             if type(decision) is not Decision:
                 decision = _checked(decision, Decision, "_claim")
         except BaseException as error:
-            failed = self._not_answered((request,), error)
+            failed = self._owe_releases((request,), error)
             if failed is error:
                 raise
             raise failed from error
@@ -82,7 +82,7 @@ class ClaimProtocol:
         try:
             decisions = self._claim_each(free) if free else []
         except BaseException as error:
-            failed = self._not_answered(free, error)
+            failed = self._owe_releases(free, error)
             if failed is error:
                 raise
             raise failed from error
@@ -97,10 +97,10 @@ class ClaimProtocol:
         try:
             self._keeper.hold(claims)
         except StoreUnavailableError as error:
-            self._not_answered(requests, error)
+            self._owe_releases(requests, error)
             raise
 
-    def _not_answered(self, requests: Iterable[ClaimRequest], error: BaseException) -> BaseException:
+    def _owe_releases(self, requests: Iterable[ClaimRequest], error: BaseException) -> BaseException:
         """Owe the release of what may have been claimed: no handler runs for it, so it must not last.
 
         Not of a transaction's claims, which are rolled back. Nor of one with `Lapsed.ASK`: if it took the key over, its
