@@ -20,7 +20,7 @@ from idempotent.function import body_of
 from idempotent.keys import id_of
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnExpiredLease
-from idempotent.processing.holding import held
+from idempotent.processing.holding import repeat_while_held
 from idempotent.validation import seconds, whole
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
@@ -389,7 +389,7 @@ class Rules:
 
     def waited(self, process: Callable[[], Result]) -> Result:
         """The result of a request in a thread, which waits for another one with its key."""
-        return held(process(), process, self.wait_s)
+        return repeat_while_held(process(), process, self.wait_s)
 
     def stores(self, status: int, *, retry_after: bool) -> bool:
         """Whether such an answer is stored, and what its request wrote committed; see `is_final`."""

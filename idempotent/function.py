@@ -24,7 +24,7 @@ from idempotent.policy import OnCancel, OnExpiredLease
 from idempotent.processing.block import Once
 from idempotent.processing.flights import Flights, Landing
 from idempotent.processing.handler import Handler, function_of
-from idempotent.processing.holding import LOOK_S, held, held_async
+from idempotent.processing.holding import LOOK_S, repeat_while_held, repeat_while_held_async
 from idempotent.processing.options import Exceptions, ExpiredLeasePolicy
 from idempotent.registry import default_registry
 from idempotent.validation import seconds
@@ -237,7 +237,9 @@ def _plain(calls: _Calls, wait_s: float) -> Callable[..., Any]:
         try:
             result = consumer.process(message)
             if result.outcome is Outcome.IN_PROGRESS:
-                result = held(result, partial(consumer.process, message), until - time.monotonic())
+                result = repeat_while_held(
+                    result, partial(consumer.process, message), until - time.monotonic()
+                )
         finally:
             if (landing := flights.land(flight)) is not None:
                 calls.hand_on(landing, message, result)
@@ -268,7 +270,7 @@ def _awaitable(calls: _Calls, wait_s: float) -> Callable[..., Any]:
             result = await consumer.process(message)
             if result.outcome is Outcome.IN_PROGRESS:
                 again = partial(consumer.process, message)
-                result = await held_async(result, again, until - time.monotonic())
+                result = await repeat_while_held_async(result, again, until - time.monotonic())
         finally:
             if (landing := flights.land(flight)) is not None:
                 calls.hand_on(landing, message, result)

@@ -31,7 +31,7 @@ from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnExpiredLease
-from idempotent.processing.holding import HELD, held_async
+from idempotent.processing.holding import HELD, repeat_while_held_async
 from idempotent.processing.options import ExpiredLeasePolicy
 from idempotent.validation import seconds
 
@@ -224,7 +224,9 @@ class _Delivery(BaseMiddleware[Any, Any]):
         run = _Run(middleware, consumer, message, route, call_next, msg)
         process = partial(consumer.process, message, call=run, session=middleware.session_type)
         try:
-            result = await held_async(await process(), process, route.hold_s(middleware.hold_s), HELD)
+            result = await repeat_while_held_async(
+                await process(), process, route.hold_s(middleware.hold_s), HELD
+            )
         except Answered as answered:
             if answered.answer is None:
                 return run.value

@@ -1,4 +1,10 @@
-"""Holding: a message whose key another call has is held for a time, and then looked at again."""
+"""Holding: what becomes of a message whose key another call has.
+
+*Held* is said of what waits, and goes on by itself. A delivery is held: whoever received it keeps it unacknowledged,
+and looks at its key again. A key is held: nobody may claim it before the backoff of a failure is over. A message in an
+outbox is held: a broker refuses it, or one before it (the option of a relay says `on_parked`). *Parked* is a key whose
+effect is unknown, by `on_expired_lease="park"` or `on_cancel="park"`: it is DEAD until a person decides.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +14,10 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Final
 
-from idempotent.outcomes import Outcome, Result
+from idempotent.outcomes import HOLD, Outcome, Result
 
-HELD: Final = (Outcome.IN_PROGRESS, Outcome.UNAVAILABLE)
-"""Outcomes after which a message that nobody waits for comes again."""
+HELD: Final = tuple(outcome for outcome in Outcome if outcome.action is HOLD)
+"""Outcomes after which a delivery is held, or what a framework delivered is sent again."""
 LOOK_S: Final = 0.25
 """The shortest wait, in seconds: a call that only reads a key which is done holds it for a moment, in a transaction."""
 _RETRY_AFTER_S: Final = 1.0
@@ -37,11 +43,11 @@ def pauses(wait_s: float) -> Iterator[float]:
         pause_s = min(pause_s * _GROWTH, _LONGEST_PAUSE_S)
 
 
-def held(result: Result, process: Callable[[], Result], wait_s: float) -> Result:
-    """What comes of a message in the end, which another call may have now.
+def repeat_while_held(result: Result, process: Callable[[], Result], wait_s: float) -> Result:
+    """Process a message again while another call has its key, until the time is over. Returns the last result.
 
     Args:
-        result: what came of it.
+        result: what came of it at first.
         process: processes it again.
         wait_s: seconds that it waits for the other call; at least a quarter of one.
     """
@@ -53,7 +59,7 @@ def held(result: Result, process: Callable[[], Result], wait_s: float) -> Result
     return result
 
 
-async def held_async(
+async def repeat_while_held_async(
     result: Result,
     process: Callable[[], Awaitable[Result]],
     wait_s: float,

@@ -2,7 +2,7 @@
 
 The rules of a message's life are written once, as generators: each yields the step that comes next, and gets its answer
 or its exception back. `drive` carries out the steps in a thread, `drive_async` in a task, for an `async def` handler.
-A `ParkedLife` leaves its thread while it waits for a batch.
+A `SuspendableLife` leaves its thread while it waits for a batch.
 """
 
 from __future__ import annotations
@@ -60,23 +60,25 @@ class Closed(BaseException):
     """Stands for a GeneratorExit in a life: `yield from` hands that on as `close()`, after which no step may follow."""
 
 
-class Parked(Enum):
+class Suspended(Enum):
     """Where a life has left its thread: others may go on with it already."""
 
     CLAIM = auto()
     COMPLETION = auto()
 
 
-_PARKED: Final = (Parked.CLAIM, Parked.COMPLETION)
+_SUSPENDED: Final = (Suspended.CLAIM, Suspended.COMPLETION)
 
 
 @overload
 def drive(life: Life[R], first: Callable[[], object] | None = None) -> R: ...
 @overload
-def drive(life: Life[R], first: Callable[[], object] | None, leaving: ParkedLife[Any]) -> R | Parked: ...
 def drive(
-    life: Life[R], first: Callable[[], object] | None = None, leaving: ParkedLife[R] | None = None
-) -> R | Parked:
+    life: Life[R], first: Callable[[], object] | None, leaving: SuspendableLife[Any]
+) -> R | Suspended: ...
+def drive(
+    life: Life[R], first: Callable[[], object] | None = None, leaving: SuspendableLife[R] | None = None
+) -> R | Suspended:
     """Carry out all steps in the calling thread. Returns what the life returns; its exceptions pass through.
 
     Args:
@@ -103,14 +105,14 @@ def drive(
                     call = leaving.call_of(kind, arguments)
                     if call is not None:
                         leaving.calls.put(call)
-                        return _PARKED[kind]
+                        return _SUSPENDED[kind]
             except StopIteration as stop:
                 if frame_of(life) is None:
                     return stop.value  # type: ignore[no-any-return]
                 resume, given, function = life.throw, stop, None
             except BaseException as error:
                 if call is not None and leaving is not None and leaving.calls.has(call):
-                    return _PARKED[
+                    return _SUSPENDED[
                         kind
                     ]  # another thread's exception came too late: others go on with the life
                 if frame_of(life) is None:
@@ -301,7 +303,7 @@ def close(life: Life[Any]) -> None:
         drive(life, closed)
 
 
-class ParkedLife(Generic[R]):
+class SuspendableLife(Generic[R]):
     """The life of one message that keeps no thread while it waits for a batch: then another goes on with it.
 
     Args:
@@ -334,7 +336,7 @@ class ParkedLife(Generic[R]):
         self._call: Call | None = None
         self._arguments: tuple[Any, ...] = ()
 
-    def go_on(self) -> R | Parked:
+    def go_on(self) -> R | Suspended:
         """Carry out steps until the life has ended, or leaves the thread; its exceptions pass through."""
         first = None if self._call is None else partial(self._answer, self._call, self._arguments)
         self._call = None

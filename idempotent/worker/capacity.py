@@ -50,15 +50,15 @@ class Capacity:
 
     def free(self, closed: Container[AnyConsumer]) -> tuple[int, Collection[str]]:
         """The deliveries to receive at most, and the subjects that are full: also those of `closed` consumers."""
-        largest, full, parks = 0, [], True
+        largest, full, may_hold = 0, [], True
         for consumer, share in self._shares.items():
             room = share - self._pool.in_flight.get(consumer, 0)
             if consumer in closed:
                 full.append(consumer.subject)
                 # Of an adapter that gives them all the same, so that all have to wait.
-                parks = parks and self._holds.of.get(consumer, 0) < self._max_held
+                may_hold = may_hold and self._holds.of.get(consumer, 0) < self._max_held
             elif room <= 0 or self._holds.of.get(consumer, 0) >= self._max_held:
                 full.append(consumer.subject)
             elif room > largest:
                 largest = room
-        return largest * parks, full
+        return largest * may_hold, full

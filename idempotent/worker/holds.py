@@ -72,8 +72,8 @@ class Holds:
         work.checks += 1
         self._push(work, due)
 
-    def park(self, work: InFlightDelivery) -> None:
-        """Hold it, without a check, until its consumer's deliveries are taken: it is paused."""
+    def add_paused(self, work: InFlightDelivery) -> None:
+        """Hold it, without a check, until the deliveries of its consumer are taken, which is paused now."""
         self._push(work, math.inf)
 
     def take(self, consumer: AnyConsumer) -> list[InFlightDelivery]:

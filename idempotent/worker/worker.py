@@ -378,7 +378,7 @@ class Worker:
                 )
                 settled.append((delivery, consumer, Result(Outcome.DUPLICATE)))
             elif consumer in self._closed:  # an adapter may ignore `full_subjects`
-                self._holds.park(InFlightDelivery(delivery, consumer, now))
+                self._holds.add_paused(InFlightDelivery(delivery, consumer, now))
             else:
                 works.append(InFlightDelivery(delivery, consumer, now))
         self._pool.submit(works)

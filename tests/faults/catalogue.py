@@ -40,7 +40,7 @@ _TRANSACTION: Final = "idempotent/checkers/sql/handler_transaction.py"
 _WATCHING: Final = "idempotent/checkers/sql/watching.py"
 _THREADS: Final = "idempotent/worker/handlers/threads.py"
 _OUTBOX: Final = "tests/outbox"
-_PARKED: Final = "tests/worker/parked"
+_SUSPENDED: Final = "tests/worker/suspended"
 _RUNS: Final = "tests/adapters/spark/ledger/test_contract.py"
 _PLUGINS: Final = "tests/adapters"
 
@@ -2240,25 +2240,25 @@ FAULTS: Final = (
         "tests/worker/test_turns.py -k blocks_its_threads",
     ),
     Fault(
-        "Worker: a life that is parked for its claim leaves its place",
+        "Worker: a life that is suspended for its claim leaves its place",
         _THREADS,
-        "places += has_place and state is Parked.COMPLETION",
+        "places += has_place and state is Suspended.COMPLETION",
         "places += has_place",
-        f"{_PARKED}/test_lives.py -k no_more",
+        f"{_SUSPENDED}/test_lives.py -k no_more",
     ),
     Fault(
         "Worker: the answer to a completion waits for the end of a handler",
         _THREADS,
-        "for index in range(number + self._parks)",
+        "for index in range(number + self._suspends)",
         "for index in range(number)",
-        f"{_PARKED}/test_lives.py -k while_all_handlers_are_busy",
+        f"{_SUSPENDED}/test_lives.py -k while_all_handlers_are_busy",
     ),
     Fault(
-        "Worker: threads end while lives are parked",
+        "Worker: threads end while lives are suspended",
         _THREADS,
-        "if self._stopped and self._parked <= 0:",
+        "if self._stopped and self._suspended <= 0:",
         "if self._stopped:",
-        f"{_PARKED}/test_failures.py -k drain_waits",
+        f"{_SUSPENDED}/test_failures.py -k drain_waits",
     ),
     Fault(
         "rounds: any number of threads have statements of their own",
@@ -2310,19 +2310,19 @@ FAULTS: Final = (
         "tests/checkers/batching/test_interrupted.py -k is_replaced",
     ),
     Fault(
-        "rounds: a batch that hangs keeps parked lives waiting",
+        "rounds: a batch that hangs keeps suspended lives waiting",
         "idempotent/checkers/batching/batcher.py",
         "if now - max(first.since, self._began) > _PATIENCE_S:",
         "if False:",
-        f"{_PARKED}/test_failures.py -k hangs",
+        f"{_SUSPENDED}/test_failures.py -k hangs",
     ),
     Fault(
-        "rounds: a parked completion that must be made alone is not made",
+        "rounds: a suspended completion that must be made alone is not made",
         "idempotent/checkers/batching/combiner.py",
         "        owned: bool | None = call.result()\n"
         "        return self._protocol.complete(claim, result) if owned is COMPLETE_ALONE else owned",
         "        return call.result()",
-        f"{_PARKED}/test_failures.py -k locked_key",
+        f"{_SUSPENDED}/test_failures.py -k locked_key",
     ),
     Fault(
         "Worker: tasks run on at the end of the drain",

@@ -51,7 +51,7 @@ class HandlerPool:
         self._threads.start(
             min(wanted, self._concurrency),
             Context() if place is None else place.context,
-            parks=any(consumer.binding.combiner is not None for consumer in plain),
+            suspends=any(consumer.binding.combiner is not None for consumer in plain),
         )
         if awaited:
             if place is None:

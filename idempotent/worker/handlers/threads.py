@@ -14,20 +14,20 @@ from idempotent.claims import Completion
 from idempotent.consumer import AnyConsumer, Consumer
 from idempotent.outcomes import Result
 from idempotent.processing.single import process_one
-from idempotent.processing.steps import Parked, ParkedLife
+from idempotent.processing.steps import SuspendableLife, Suspended
 from idempotent.worker.handlers.handler_queue import Done, HandlerQueue
 from idempotent.worker.holds import InFlightDelivery
 
-# How often an idle thread looks for a parked life whose batch does not begin.
+# How often an idle thread looks for a suspended life whose batch does not begin.
 _LOOK_S: Final = 10.0
 
 
 class HandlerThreads:
     """Run plain consumers on works.
 
-    Where single messages share batches, no thread waits for one: the life of the message is parked, and the next thread
-    that is free goes on with it. A life has a place until it waits for its completion. There are as many places as
-    handlers may run at once, and one thread more, so that an answer does not wait for the end of a handler.
+    Where single messages share batches, no thread waits for one: the life of the message is suspended, and the next
+    thread that is free goes on with it. A life has a place until it waits for its completion. There are as many places
+    as handlers may run at once, and one thread more, so that an answer does not wait for the end of a handler.
 
     Args:
         batch_size: the most works in one `process_many`.
@@ -43,24 +43,24 @@ class HandlerThreads:
         # Answered: lives with little left to do, and those that have to run a handler or ask the store.
         self._recorded: deque[HandlerLife] = deque()
         self._ready: deque[HandlerLife] = deque()
-        self._parked = 0
+        self._suspended = 0
         self._places = 0
-        self._parks = False
+        self._suspends = False
         self._idle = 0
         self._is_waking = False
         self._stopped = False
         self._threads: list[threading.Thread] = []
 
-    def start(self, number: int, context: Context, *, parks: bool = False) -> None:
+    def start(self, number: int, context: Context, *, suspends: bool = False) -> None:
         """Start threads for so many handlers, each in a copy of the context.
 
         Args:
             number: handlers that run at once.
             context: the context variables that they see.
-            parks: lives may be parked.
+            suspends: lives may be suspended.
         """
         self._places = number
-        self._parks = parks and number > 1
+        self._suspends = suspends and number > 1
         # Daemons: a handler that never returns must not keep the process from ending.
         self._threads = [
             threading.Thread(
@@ -69,7 +69,7 @@ class HandlerThreads:
                 name=f"idempotent-handler-{index}",
                 daemon=True,
             )
-            for index in range(number + self._parks)
+            for index in range(number + self._suspends)
         ]
         for thread in self._threads:
             thread.start()
@@ -95,7 +95,7 @@ class HandlerThreads:
 
     @property
     def running(self) -> list[InFlightDelivery]:
-        """Works that are begun and not done: the threads have them at this moment, or their lives are parked."""
+        """Works that are begun and not done: the threads have them at this moment, or their lives are suspended."""
         with self._changed:
             return [work for life in self._running.values() for work in life.works]
 
@@ -122,9 +122,9 @@ class HandlerThreads:
 
     def _run(self) -> None:
         done: list[Done] = []
-        places = parked = 0
-        while lives := self._take(done, places, parked):
-            done, places, parked = [], 0, 0
+        places = suspended = 0
+        while lives := self._take(done, places, suspended):
+            done, places, suspended = [], 0, 0
             for life in lives:
                 has_place = life.has_place  # before others may go on with it
                 state = life.go_on()
@@ -132,27 +132,27 @@ class HandlerThreads:
                     done.append(state)
                     places += has_place
                 else:
-                    parked += 1
-                    places += has_place and state is Parked.COMPLETION
+                    suspended += 1
+                    places += has_place and state is Suspended.COMPLETION
             if done:
                 self._hand_over(done)
 
-    def _take(self, done: Sequence[Done], places: int, parked: int) -> Sequence[HandlerLife]:
+    def _take(self, done: Sequence[Done], places: int, suspended: int) -> Sequence[HandlerLife]:
         """The next lives to go on with; empty when the pool has stopped.
 
         Args:
             done: what the thread has handed over.
             places: that its lives have left.
-            parked: how many of its lives are parked.
+            suspended: how many of its lives are suspended.
         """
         with self._changed:
             self._places += places
-            self._parked += parked
+            self._suspended += suspended
             for each in done:
                 del self._running[id(each.works)]
                 self._turns.ended(each.works[0].consumer)
             while not (lives := self._next()):
-                if self._stopped and self._parked <= 0:
+                if self._stopped and self._suspended <= 0:
                     self._changed.notify_all()
                     return ()
                 self._wait()
@@ -167,18 +167,18 @@ class HandlerThreads:
         if not works:
             return ()
         self._places -= 1
-        life = self._running[id(works)] = HandlerLife(works, self if self._parks else None)
+        life = self._running[id(works)] = HandlerLife(works, self if self._suspends else None)
         return (life,)
 
     def _resumed(self, answered: deque[HandlerLife], most: int) -> Sequence[HandlerLife]:
         lives = [answered.popleft() for _ in range(min(most, len(answered)))]
-        self._parked -= len(lives)
+        self._suspended -= len(lives)
         return lives
 
     def _wait(self) -> None:
         self._idle += 1
         try:
-            in_time = self._changed.wait(_LOOK_S if self._parks else None)
+            in_time = self._changed.wait(_LOOK_S if self._suspends else None)
         finally:
             self._idle -= 1
             self._is_waking = False
@@ -202,45 +202,45 @@ class HandlerLife:
 
     Args:
         works: these.
-        parking: the threads in which a single one may be parked; None: it keeps its thread.
+        threads: the threads in which a single one may be suspended; None: it keeps its thread.
 
     Attributes:
         has_place: it does not wait for its completion yet.
     """
 
-    __slots__ = ("_parked", "_parking", "has_place", "works")
+    __slots__ = ("_life", "_threads", "has_place", "works")
 
-    def __init__(self, works: Sequence[InFlightDelivery], parking: HandlerThreads | None) -> None:
+    def __init__(self, works: Sequence[InFlightDelivery], threads: HandlerThreads | None) -> None:
         self.works = works
         self.has_place = True
-        self._parking = parking if len(works) == 1 else None
-        self._parked: ParkedLife[Result] | None = None
+        self._threads = threads if len(works) == 1 else None
+        self._life: SuspendableLife[Result] | None = None
 
     def look(self) -> None:
-        """See to it that its batch begins, if it is parked and has waited for long."""
-        if self._parked is not None:
-            self._parked.calls.look()
+        """See to it that its batch begins, if it is suspended and has waited for long."""
+        if self._life is not None:
+            self._life.calls.look()
 
-    def go_on(self) -> Done | Parked:
+    def go_on(self) -> Done | Suspended:
         """Process the works, or go on with a single one."""
         try:
-            life = self._parked or self._begin()
+            life = self._life or self._begin()
             if life is None:
                 return Done(self.works, self._process())
             result = life.go_on()
-            if isinstance(result, Parked):
+            if isinstance(result, Suspended):
                 return result
             self._consumer.report((self.works[0].delivery.message,), (result,))
             return Done(self.works, [result])
         except BaseException as error:  # the worker stops, and raises it from run()
             return Done(self.works, [], error)
 
-    def _begin(self) -> ParkedLife[Result] | None:
-        binding, threads = self._consumer.binding, self._parking
+    def _begin(self) -> SuspendableLife[Result] | None:
+        binding, threads = self._consumer.binding, self._threads
         if threads is not None and binding.combiner is not None:
             life = process_one(binding, self.works[0].delivery.message)
-            self._parked = ParkedLife(life, binding.combiner, threads.answered, self, threads.have_several)
-        return self._parked
+            self._life = SuspendableLife(life, binding.combiner, threads.answered, self, threads.have_several)
+        return self._life
 
     def _process(self) -> Sequence[Result]:
         messages = [work.delivery.message for work in self.works]

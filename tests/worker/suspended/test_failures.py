@@ -1,4 +1,4 @@
-"""Parked lives when the store fails, a key is locked, a call hangs, or the worker stops."""
+"""Suspended lives when the store fails, a key is locked, a call hangs, or the worker stops."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.checkers.batching.test_locked_rows import locked
 from tests.support.hooks import answering, unreachable
 from tests.support.logs import logged
 from tests.support.stores import Store
-from tests.worker.parked.stage import Crowd, Gate, completions_wait
 from tests.worker.running import SUBJECT, publish, until
+from tests.worker.suspended.stage import Crowd, Gate, completions_wait
 
 IDS = [f"m{number}" for number in range(20)]
 
 
-def test_a_drain_waits_for_parked_lives(shared_store: Store, broker: MemoryBroker) -> None:
+def test_a_drain_waits_for_suspended_lives(shared_store: Store, broker: MemoryBroker) -> None:
     crowd = Crowd(shared_store.leased(), broker)
     publish(broker, *IDS)
     gate = Gate()
@@ -49,7 +49,7 @@ def test_a_drain_waits_for_parked_lives(shared_store: Store, broker: MemoryBroke
     assert not [each for each in threading.enumerate() if each.name.startswith("idempotent-handler")]
 
 
-def test_the_log_names_parked_lives_that_outlast_the_drain(
+def test_the_log_names_suspended_lives_that_outlast_the_drain(
     shared_store: Store, broker: MemoryBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     crowd = Crowd(shared_store.leased(), broker)
@@ -147,7 +147,7 @@ def test_lapsed_keys_are_taken_over(shared_store: Store, broker: MemoryBroker) -
     assert crowd.counting.outcomes[Outcome.IN_PROGRESS] == 0
 
 
-def test_an_exit_in_a_handler_ends_the_worker_and_leaves_no_claim_of_a_parked_life(
+def test_an_exit_in_a_handler_ends_the_worker_and_leaves_no_claim_of_a_suspended_life(
     shared_store: Store, broker: MemoryBroker
 ) -> None:
     crowd = Crowd(shared_store.leased(), broker)
@@ -190,7 +190,7 @@ def test_a_caller_outside_the_worker_that_is_interrupted_leaves_none_behind(
     assert crowd.effects == Counter(IDS)
 
 
-def test_a_batch_that_ends_with_an_exit_loses_no_parked_life(
+def test_a_batch_that_ends_with_an_exit_loses_no_suspended_life(
     shared_store: Store, broker: MemoryBroker
 ) -> None:
     crowd, calls = Crowd(shared_store.leased(), broker), Calls()
@@ -237,7 +237,7 @@ def test_a_call_that_hangs_is_replaced(
         assert calls.join()["first"].verdict is Verdict.ACQUIRED
 
 
-def test_a_checker_that_is_closed_while_lives_are_parked_answers_them(
+def test_a_checker_that_is_closed_while_lives_are_suspended_answers_them(
     shared_store: Store, broker: MemoryBroker
 ) -> None:
     crowd, calls = Crowd(shared_store.leased(), broker), Calls()

@@ -13,8 +13,8 @@ from idempotent.adapters import MemoryBroker
 from idempotent.observe import Observer
 from tests.support.hooks import answering
 from tests.support.stores import Store
-from tests.worker.parked.stage import Crowd, Gate, completions_wait
 from tests.worker.running import SUBJECT, WAIT_S, Running, emptying, publish, until
+from tests.worker.suspended.stage import Crowd, Gate, completions_wait
 
 
 def test_each_of_1000_keys_has_one_effect_whatever_the_broker_does(shared_store: Store) -> None:
