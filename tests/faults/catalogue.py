@@ -2090,6 +2090,20 @@ FAULTS: Final = (
         "tests/functions/test_calls.py -k not_stored",
     ),
     Fault(
+        "a call that waits in memory for another one is not counted",
+        "idempotent/function.py",
+        "        self.consumer.report((message,), (result,))\n",
+        "",
+        "tests/functions/test_flights.py -k 'counted and memory'",
+    ),
+    Fault(
+        "a request that waits in memory for another one is not counted",
+        "adapters/asgi.py",
+        "            self._consumer.report((message,), (result,))  # as if it had asked the store\n",
+        "",
+        "tests/adapters/asgi/test_matrix.py -k counted",
+    ),
+    Fault(
         "once: a block whose key is done begins again",
         "idempotent/processing/block.py",
         "        if result.outcome is Outcome.DUPLICATE:\n            key =",
