@@ -209,7 +209,7 @@ def private_pgbouncer(pytestconfig: pytest.Config) -> Iterator[Callable[..., Pri
 
 @pytest.fixture
 def private_prometheus(pytestconfig: pytest.Config) -> Iterator[Callable[..., PrivatePrometheus]]:
-    """`private_prometheus(*targets)` starts a Prometheus that scrapes `host:port` each second."""
+    """`private_prometheus(*targets, rules="")` starts a Prometheus that scrapes `host:port` twice a second."""
     yield from _private(pytestconfig, PrivatePrometheus)
 
 
@@ -284,8 +284,8 @@ def _private(config: pytest.Config, kind: type[ServerT]) -> Iterator[Callable[..
     _require(config, kind)
     with ExitStack() as servers:
 
-        def start(*options: str) -> ServerT:
-            server = kind(*options)
+        def start(*options: str, **settings: str) -> ServerT:
+            server = kind(*options, **settings)
             servers.callback(server.close)
             server.start()
             return server

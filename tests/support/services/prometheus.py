@@ -14,10 +14,11 @@ def ping(url: str) -> None:
 
 
 class PrivatePrometheus(PrivateServer):
-    """Scrapes each second.
+    """Scrapes twice a second, and looks at its rules as often.
 
     Args:
         targets: `host:port` of what it scrapes.
+        rules: the text of a file of rules.
     """
 
     name = "Prometheus"
@@ -25,9 +26,10 @@ class PrivatePrometheus(PrivateServer):
     programs = ("prometheus", "promtool")
     ping = staticmethod(ping)
 
-    def __init__(self, *targets: str) -> None:
+    def __init__(self, *targets: str, rules: str = "") -> None:
         super().__init__()
         self._targets = targets
+        self._rules = rules
 
     @property
     def url(self) -> str:
@@ -40,11 +42,26 @@ class PrivatePrometheus(PrivateServer):
             found = json.load(answer)["data"]["result"]
         return [(one["metric"], float(one["value"][1])) for one in found]
 
+    def firing(self) -> set[str]:
+        """The names of the alerts that fire now."""
+        with urlopen(f"{self.url}/api/v1/alerts", timeout=_ANSWER_S) as answer:
+            found = json.load(answer)["data"]["alerts"]
+        return {one["labels"]["alertname"] for one in found if one["state"] == "firing"}
+
+    def fired_at(self, alert: str) -> float:
+        """When it fired for the first time in the last ten minutes, in seconds since 1970."""
+        (found,) = self.query(
+            f'min(min_over_time(timestamp(ALERTS{{alertname="{alert}", alertstate="firing"}})[10m:500ms]))'
+        )
+        return found[1]
+
     def _prepare(self) -> None:
         # JSON is YAML, too.
         jobs = [{"job_name": "test", "static_configs": [{"targets": list(self._targets)}]}]
-        settings = {"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}
+        often = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
+        settings = {"global": often, "scrape_configs": jobs, "rule_files": ["rules.yml"]}
         (self.folder / "prometheus.yml").write_text(json.dumps(settings))
+        (self.folder / "rules.yml").write_text(self._rules)
 
     def _command(self) -> list[str]:
         return [
