@@ -48,7 +48,9 @@ from idempotent.views.letters import ErrorGroup, by_error, changed_meanwhile, di
 from idempotent.views.text import count
 
 _SHOWN_BODY: Final = 10_000
-_NO_LETTER: Final = "No such letter. RabbitMQ hides those that another command or client looks at."
+_HIDDEN: Final = "RabbitMQ hides those that another command or client looks at."
+_NO_LETTER: Final = f"No such letter. {_HIDDEN}"
+_NO_LETTERS: Final = f"No dead letters. {_HIDDEN}"
 _LETTER: Final = "KEY"
 
 _OneLetter: TypeAlias = Annotated[
@@ -158,7 +160,7 @@ def list_letters(
                 else [row(each, as_json=as_json) for each in theirs]
             )
         ]
-        show_rows(rows, as_json=as_json, otherwise=_NO_LETTER)
+        show_rows(rows, as_json=as_json, otherwise=_NO_LETTERS if only == ALL else _NO_LETTER)
         if as_json:
             return
         if first := next(((consumer, theirs[0]) for consumer, theirs in found.items() if theirs), None):

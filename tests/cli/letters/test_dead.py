@@ -146,6 +146,12 @@ def test_each_letter_is_a_row_and_can_be_chosen(run):
     assert "No such letter" in run("dead", "list", "--error", "00000000").out
 
 
+def test_a_broker_without_dead_letters_is_told_from_a_choice_that_meets_none(cli, shop):
+    words = ("--broker", f"memory://empty_{shop}", "--checker", "db=sqlite:///keys.db", "--idle", "0.2")
+    assert cli("dead", "list", f"{shop}:on_order", *words).out.startswith("No dead letters.")
+    assert cli("dead", "list", f"{shop}:on_order", "--letter", "1", *words).out.startswith("No such letter.")
+
+
 def test_a_letter_is_shown_with_its_body_only_on_request(run):
     answer = run("dead", "show", "2")
     assert "ValueError: order 2 has no amount" in answer.out
