@@ -319,6 +319,14 @@ def test_the_page_exports_what_the_test_replaces():
     ]
 
 
+def test_each_trouble_has_alerts_of_ours_something_to_look_at_and_an_end():
+    ours = set(re.findall(r"(?m)^ +- alert: (\w+)$", ALERTS.read_text()))
+    for section in SECTIONS.values():
+        assert set() < section.alerts <= ours
+        assert section.look
+        assert section.over
+
+
 def test_an_answer_is_compared_but_for_what_varies():
     line = Typed("", "key  died\n...\nb ... 3 s ago\n")
     assert line.answers("key died\nx\ny\nb 1   5 min ago\n")
@@ -426,6 +434,7 @@ def test_an_operator_s_evening(tmp_path, private_postgres, private_rabbitmq, pri
             effect=lambda: "4712" in booked and "IdempotentLeaseLost" in prometheus.firing(),
         )
         shop.wait(lambda: not prometheus.firing(), "the end of all alerts")
+        assert set(evening.began) == set(SECTIONS)
         assert booked.count("4710") == booked.count("4712") == 1
         log.info("%.0f s in all", time.monotonic() - shop.began)
 
