@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+from idempotent.admin import is_own
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.claims import Claim
 from idempotent.errors import StoreBusyError, StoreError, StoreUnavailableError, described
@@ -196,8 +197,8 @@ class LeaseKeeper:
             self._count_late(claim, before)
 
     def _count_late(self, claim: Claim, since: float) -> None:
-        """Count and log a lease that ended before its renewal: another delivery could have taken the key over."""
-        if claim.key is not NO_KEY:
+        """Count and log a message's lease that ended before its renewal: another delivery could have taken the key."""
+        if claim.key is not NO_KEY and not is_own(claim.key.consumer):
             self._count(claim.key.consumer, Event.LEASE_RENEWED_LATE)
             hint = _STORE_AWAY if self._refused_at > since else _PROCESS_LATE
             log.warning("lease_renewed_late", extra={**about_key(claim.key), "hint": hint})
