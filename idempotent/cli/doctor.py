@@ -213,7 +213,8 @@ def _look(
         yield from _retention(admin, horizon_s)
         yield from _waiting(admin, checker.command_options)
         yield from _paused(checker)
-        yield from _clock(admin, table or DEFAULT_TABLE, sql=scheme_of(url).kind is StoreKind.SQL)
+        sql = scheme_of(url).kind is StoreKind.SQL
+        yield from _clock(admin, table or DEFAULT_TABLE, checker.command_options, sql=sql)
     if scheme_of(url).kind is StoreKind.SQL:
         outbox = outbox_at(url, table)
         limit_answers(outbox.store.connections.engine, ANSWER_TIMEOUT_S)
@@ -319,7 +320,7 @@ def _paused(checker: AbstractIdempotentChecker) -> Iterator[Finding]:
         yield Finding(Level.ADVICE, f"{pause.consumer} is paused {pause_in_words(pause)}", resume)
 
 
-def _clock(admin: KeyAdmin, table: str, *, sql: bool) -> Iterator[Finding]:
+def _clock(admin: KeyAdmin, table: str, options: str, *, sql: bool) -> Iterator[Finding]:
     """Whether claims are later than now: the store's clock has gone back, and their leases last longer by that."""
     working = frozenset(status for status in KeyStatus if status.in_progress)
     records = [*admin.list(KeyFilter(statuses=working), limit=_SAMPLE)]
@@ -329,6 +330,8 @@ def _clock(admin: KeyAdmin, table: str, *, sql: bool) -> Iterator[Finding]:
     back_us = max(each.update_at_us - each.now_us for each in ahead)
     last_us = max((each.lease_until_us or 0) - each.now_us for each in ahead)
     now_us = max(each.now_us for each in ahead)
+    held = next((each for each in ahead if each.held), None)
+    reopen = f", or, if it may not: idempotent keys reopen {quote(held.text)} {options}" if held else ""
     # A worker that lives renews its lease; without workers nobody needs it.
     remedy = (
         f", or stop the workers and type in SQL: UPDATE {table} SET lease_until = 0"
@@ -341,7 +344,7 @@ def _clock(admin: KeyAdmin, table: str, *, sql: bool) -> Iterator[Finding]:
         f"the store's clock has gone back, by {in_words(back_us / 1e6)} or more: {count(len(ahead), 'key')} in "
         "progress; a message whose process died, or that waits for its backoff, waits for up to "
         f"{in_words(last_us / 1e6)}",
-        f"wait{remedy}",
+        f"wait{reopen}{remedy}",
     )
 
 

@@ -93,7 +93,9 @@ def downgrade(
     if before is None:
         text = f"[yellow]Nothing to do:[/yellow] no migration has created {name} here."
     elif messages:
-        text += f" [yellow]{count(messages, 'message')}[/yellow] of its outbox will never be published."
+        text += (
+            f" [yellow]{count(messages, 'message')}[/yellow] of its outbox, or more, will never be published."
+        )
     tell(text, as_json=as_json, table=name, before=before, revision=after, messages=messages)
 
 

@@ -1,6 +1,7 @@
 """`idempotent doctor`: each thing that breaks a promise is found, and a healthy store is called so."""
 
 import re
+import shlex
 import struct
 from contextlib import closing
 
@@ -9,8 +10,9 @@ from redis import Redis
 from sqlalchemy import create_engine, make_url, text
 
 from idempotent.checkers import checker_from_url
-from idempotent.claims import ClaimRequest, Verdict
+from idempotent.claims import ClaimRequest, Failure, Verdict
 from idempotent.migrations import upgrade
+from idempotent.policy import Backoff
 from tests.cli.support import BILLING, IN_OWN_HISTORY, at, dead, done, fill
 from tests.support.services import PrivateMariaDb, PrivatePostgres, PrivateRedis
 from tests.support.stores import open_store
@@ -276,16 +278,30 @@ def test_keys_that_wait_longer_because_the_clock_went_back_are_a_warning(
         assert checker.protocol.claim(ClaimRequest(key)).lapsed
 
 
+def failed_claim(checker, key):
+    claim = checker.protocol.claim(ClaimRequest(key)).claim
+    checker.protocol.release(claim, Failure("TimeoutError", 5, backoff=Backoff(600.0, 600.0)))
+    checker.close()
+
+
 @pytest.mark.parametrize("store", ["redis"], indirect=True)
-def test_keys_of_redis_that_wait_longer_because_the_clock_went_back_are_a_warning(cli, store):
-    claim_of_a_dead_process(store.leased(), BILLING.key("1"))
+@pytest.mark.parametrize("leave", [claim_of_a_dead_process, failed_claim])
+def test_keys_of_redis_that_wait_longer_because_the_clock_went_back_are_a_warning(cli, store, leave):
+    leave(store.leased(), BILLING.key("1"))
     with Redis.from_url(
         store.url
     ) as client:  # no libfaketime with Redis: later times instead of an earlier clock
-        (name,) = client.scan_iter(match=f"{store.table}:*")
+        name = min(client.scan_iter(match=f"{store.table}:*"), key=len)  # a failure has a key of its own
         for place in (9, 17):  # the end of the lease, and the claim (idempotent/checkers/redis/layout.py)
             (at_us,) = struct.unpack(">Q", client.getrange(name, place, place + 7))
             client.setrange(name, place, struct.pack(">Q", at_us + 3_600_000_000))
     (found,) = [line for line in problems(cli("doctor", *at(store), "--json")) if CLOCK in line["what"]]
     assert "1 key in progress" in found["what"]
-    assert found["hint"] == "wait"
+    hint, _, reopen = found["hint"].partition(", or, if it may not: ")
+    assert hint == "wait"
+    if leave is failed_claim:
+        words = shlex.split(reopen)[1:4]  # without the options: the URL has a password, and so is not shown
+        assert cli(*words, *at(store), "--yes").code == 0
+        assert not [line for line in problems(cli("doctor", *at(store), "--json")) if CLOCK in line["what"]]
+    else:
+        assert not reopen
