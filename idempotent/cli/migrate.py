@@ -53,11 +53,12 @@ def upgrade(
     """
     with database_at(url, table, must_exist=False) as (engine, name, _):
         before = migrations.current(engine, table=name)
+        was_missing = create_missing and before is not None and bool(migrations.check(engine, table=name))
         migrations.upgrade(engine, table=name, revision=revision, create_missing=create_missing)
         after = migrations.current(engine, table=name)
         drifts = migrations.check(engine, table=name) if revision == "head" else []
     text = f"[green]Done:[/green] {name} is at revision {after} (was: {before or 'none'})."
-    if before == after:
+    if before == after and not was_missing:
         text = f"[green]Up to date:[/green] {name} is at revision {after}."
     if is_newer(after):
         text = _newer(name, after)

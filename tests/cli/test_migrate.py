@@ -153,7 +153,10 @@ def test_upgrade_creates_missing_tables_with_its_option(cli, bare, part):
         connection.execute(text(f"DROP TABLE {table}_{part}"))
     with closing(SqlChecker(bare[1], table=table)) as checker:
         checker.lone.claim(ClaimRequest(BILLING.key("1")))
-    assert cli("migrate", "upgrade", *bare, "--create-missing").code == 0
+    for said in ("Done", "Up to date"):
+        answer = cli("migrate", "upgrade", *bare, "--create-missing")
+        assert answer.code == 0
+        assert said in answer.out
     assert cli("migrate", "check", *bare).code == 0
     with engine.connect() as connection:
         assert connection.execute(text(f"SELECT COUNT(*) FROM {table}")).scalar() == 1
