@@ -1,6 +1,6 @@
 """What many lines of the log have in common: the fields that name a message or a key, and LogThrottle.
 
-docs/logging.md lists the fields.
+docs/reference/logging.md lists the fields.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`--help` teaches: an example and the exit codes for every command; docs/cli.md says the same."""
+"""`--help` teaches: an example and the exit codes for every command; docs/reference/cli.md says the same."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.root import app
 
-DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
 
 def commands(group=None, path=()):

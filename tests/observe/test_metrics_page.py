@@ -1,4 +1,4 @@
-"""docs/metrics.md has every series that is exported, with its type and labels."""
+"""docs/reference/metrics.md has every series that is exported, with its type and labels."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from idempotent.observe.counting import stores
 from idempotent.observe.prometheus import IdempotentCollector
 from idempotent.observe.running import Load, workers
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 ROW = re.compile(r"\| `(idempotent_\w+)` \| (\w+) \| (.*?) \|")
 
 

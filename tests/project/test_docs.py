@@ -45,6 +45,7 @@ BILLING = KeySpace("orders.paid", "billing")
 # What a page shows of other people's servers, and what stands in for it. Order matters: the longest first.
 STAND_INS = {
     "transactional+postgresql+psycopg://user@host/shop": "transactional+sqlite:///app.db",
+    "postgresql+psycopg://user@host/shop": "sqlite:///app.db",
     "postgresql+psycopg://shop@localhost/shop": "sqlite:///app.db",
     "redis://localhost": "{redis}",
     "amqp://broker": "{rabbitmq}",

@@ -1,4 +1,4 @@
-"""docs/logging.md lists every event that the product logs, with its levels and its fields."""
+"""docs/reference/logging.md lists every event that the product logs, with its levels and its fields."""
 
 import re
 from collections import defaultdict
@@ -17,7 +17,7 @@ _ABOUT_CONSUMERS = {"handler_outside_transaction", "transaction_undone"}
 
 @pytest.fixture
 def rows() -> Rows:
-    return _ROW.findall((ROOT / "docs/logging.md").read_text())
+    return _ROW.findall((ROOT / "docs/reference/logging.md").read_text())
 
 
 def test_every_module_logs_through_an_event_log() -> None:

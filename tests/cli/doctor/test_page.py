@@ -1,4 +1,4 @@
-"""docs/doctor.md has every finding that the code can make, with its levels."""
+"""docs/reference/doctor.md has every finding that the code can make, with its levels."""
 
 import ast
 import re
@@ -71,7 +71,7 @@ def findings():
 
 
 def rows():
-    for line in (ROOT / "docs/doctor.md").read_text().splitlines():
+    for line in (ROOT / "docs/reference/doctor.md").read_text().splitlines():
         if found := re.fullmatch(r"\| `(.+?)` \| ((?:advice|warning|error|, )+) \| .+ \|", line):
             yield found[1], frozenset(found[2].split(", "))
 
