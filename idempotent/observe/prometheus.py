@@ -40,7 +40,7 @@ _EVENTS: Final = "Events besides outcomes; idempotent.observe.Event explains eac
 
 
 class IdempotentCollector(Collector):
-    """What happens to messages, and what is in the stores and outboxes. `docs/reference/metrics.md` explains every series.
+    """What happens to messages, and what is in the stores and outboxes. `docs/reference/metrics.md` explains each.
 
     Register it once, before workers run: `prometheus_client.REGISTRY.register(IdempotentCollector())`. `idempotent run
     --metrics-port` and `HealthServer` do so.
