@@ -67,8 +67,37 @@ def _read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, l
     lines[:] = GoogleDocstring(text, _DOCSTRINGS, app, kind, name, obj, options).lines()
 
 
+def _add_markdown(app: Sphinx, error: Exception | None) -> None:
+    """Put each page beside its HTML as plain Markdown, and their list in llms.txt, for the assistants of readers.
+
+    The list has the form of https://llmstxt.org.
+    """
+    if error is not None:
+        return
+    lines = [f"# {project}", "", f"> {_first_words(HERE / 'index.md')}", ""]
+    for title, pages in _SECTION.findall((HERE / "index.md").read_text()):
+        lines += [f"## {title}", ""]
+        for name, path in _LINK.findall(pages):
+            target = Path(app.outdir) / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(reference.in_markdown((HERE / path).read_text()))
+            lines.append(f"- [{name}]({path}): {_first_words(HERE / path)}")
+        lines.append("")
+    (Path(app.outdir) / "llms.txt").write_text("\n".join(lines))
+
+
+def _first_words(page: Path) -> str:
+    """The first sentence below the title that is no program."""
+    below = re.sub(
+        r"^```.+?^```$|^#[^\n]*$|^<!--[^\n]*$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+    paragraph = " ".join(below.strip().partition("\n\n")[0].split())
+    return re.split(r"(?<=[.:]) ", _LINK.sub(r"\1", paragraph))[0]
+
+
 def setup(app: Sphinx) -> None:
     """Take part in reading pages and docstrings, and show the one picture in Mermaid as its text."""
     app.connect("source-read", _fill)
     app.connect("autodoc-process-docstring", _read_docstring)
+    app.connect("build-finished", _add_markdown)
     app.add_lexer("mermaid", TextLexer)

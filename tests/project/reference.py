@@ -32,6 +32,7 @@ PAGES: Final = ROOT / "docs" / "reference"
 _MARK: Final = re.compile(r"^<!-- (names|options|commands)(?:: (.+?))? -->$", re.MULTILINE)
 _CODE: Final = re.compile(r"(?<!`)`([^`]+)`(?!`)(?=(\w)?)")
 _ARGUMENT: Final = re.compile(r"^    (\w+): ((?:.+\n?)(?:     +.+\n?)*)", re.MULTILINE)
+_ANNOTATION: Final = re.compile("(: |-> )'([^']*)'")
 _WIDTH: Final = 96
 
 
@@ -68,6 +69,12 @@ class Name(NamedTuple):
 def filled(page: str) -> str:
     """The page, with what stands for its marks: Markdown, and directives of autodoc."""
     return _MARK.sub(lambda mark: "\n".join(_FILLERS[mark[1]](*(mark[2] or "").split())), page)
+
+
+def in_markdown(page: str) -> str:
+    """The page with its marks filled in Markdown alone, for what reads no directives."""
+    fillers = {**_FILLERS, "names": _names_in_markdown}
+    return _MARK.sub(lambda mark: "\n".join(fillers[mark[1]](*(mark[2] or "").split())), page)
 
 
 @cache
@@ -148,6 +155,31 @@ def _directive(name: Name) -> Iterator[str]:
     yield f".. auto{kind}:: {name.path}"
     yield from (f"   :{option}:" for option in options)
     yield ""
+
+
+def _names_in_markdown(module: str, *names: str) -> Iterator[str]:
+    yield from (f"## `{module}`", "")
+    for name in names_of(module, *names):
+        if name.home != name:
+            yield from (f"`{name.name}` is described as `{name.home.path}`.", "")
+            continue
+        yield from _in_markdown("###", name.path, name.value)
+        members = vars(name.value).items() if isinstance(name.value, type) else ()
+        for member, value in members:
+            found = getattr(value, "__func__", value)
+            if not member.startswith("_") and (inspect.isfunction(found) or isinstance(found, property)):
+                yield from _in_markdown("####", f"{name.name}.{member}", found)
+
+
+def _in_markdown(level: str, path: str, value: Any) -> Iterator[str]:
+    try:
+        # Annotations are texts, which would stand in quotes.
+        signature = _ANNOTATION.sub(r"\1\2", str(inspect.signature(value))) if callable(value) else ""
+    except (TypeError, ValueError):  # what only C describes
+        signature = ""
+    yield from (f"{level} `{path}{signature}`", "")
+    if callable(value) or isinstance(value, property):
+        yield from (inspect.cleandoc(value.__doc__ or ""), "")
 
 
 def made_by_urls(kind: str) -> Mapping[type, list[str]]:

@@ -8,7 +8,16 @@ import sys
 import pytest
 
 from tests.project.house import ROOT, name_of, product
-from tests.project.reference import PAGES, commands, described, exported, filled, linked, made_by_urls
+from tests.project.reference import (
+    PAGES,
+    commands,
+    described,
+    exported,
+    filled,
+    in_markdown,
+    linked,
+    made_by_urls,
+)
 from tests.project.test_docs import EXAMPLES
 from tests.project.test_docs import PAGES as ALL_PAGES
 
@@ -107,6 +116,14 @@ def test_the_index_of_the_site_has_each_page_once():
     )
 
 
+def test_a_page_of_the_reference_is_complete_as_markdown():
+    page = in_markdown("<!-- names: idempotent.errors -->\n\n<!-- names: idempotent.keys -->")
+    assert (
+        "### `idempotent.errors.StoreError(message: str | None = None) -> None`\n\nThe store failed." in page
+    )
+    assert "#### `KeySpace.key(self, message_id: str | bytes) -> Key`" in page
+
+
 @pytest.mark.slow
 def test_the_site_is_made_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-qEW", "--keep-going", "docs", str(tmp_path)]
@@ -115,3 +132,6 @@ def test_the_site_is_made_without_a_warning(tmp_path):
     page = (tmp_path / "reference" / "checkers.html").read_text()
     assert 'id="idempotent.checkers.SqlChecker"' in page
     assert 'href="errors.html#idempotent.errors.StoreError"' in page
+    listed = re.findall(r"^- \[.+?\]\((.+?)\): .", (tmp_path / "llms.txt").read_text(), re.MULTILINE)
+    pages = {page.relative_to(tmp_path).as_posix() for page in tmp_path.rglob("*.md")}
+    assert sorted(listed) == sorted(pages)
