@@ -21,6 +21,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 html_theme = "furo"
 html_title = f"{project} {release}"
 html_copy_source = False
+html_search_scorer = str(Path(__file__).with_name("search_order.js"))
 # Links lead to headings under the names that GitHub gives them, where the pages are read too.
 myst_heading_anchors = 6
 # What a class only inherits is described where it is defined, and other libraries describe theirs.
