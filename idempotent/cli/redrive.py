@@ -20,7 +20,7 @@ from idempotent.cli.options import (
     WithinOption,
 )
 from idempotent.cli.terminal.output import note, plain, progress, tell
-from idempotent.redrive import LetterFilter, Redriven
+from idempotent.redrive import LEAST_RATE, LetterFilter, Redriven
 from idempotent.redrive import redrive as return_letters
 from idempotent.views.letters import why_left, why_stopped
 from idempotent.views.text import count
@@ -42,7 +42,7 @@ def redrive(
     rate: Annotated[
         float | None,
         typer.Option(
-            min=0.001, metavar="N", show_default=False, help="The most letters to return in a second."
+            min=LEAST_RATE, metavar="N", show_default=False, help="The most letters to return in a second."
         ),
     ] = None,
     canary: Annotated[

@@ -25,8 +25,10 @@ from idempotent.console.desks import (
     name_of,
 )
 from idempotent.console.pages import Address, Pages, readable, redirect
-from idempotent.errors import StoreError, mask
+from idempotent.errors import ConfigurationError, StoreError, mask
 from idempotent.keys import Key, key_from_text
+from idempotent.redrive import LEAST_RATE
+from idempotent.validation import number
 from idempotent.views import keys as key_view
 from idempotent.views.letters import in_full
 
@@ -285,9 +287,6 @@ def _number(form: dict[str, str], name: str) -> float | None:
     """A number of messages; None: the field is empty. Raises HTTPException: it is no number."""
     text = form.get(name, "").strip()
     try:
-        number = float(text) if text else None
-    except ValueError:
-        number = -1.0
-    if number is not None and not 0.001 <= number <= 1_000_000:  # noqa: PLR2004 - as `redrive` has it
-        raise HTTPException(400, f"{text!r} is no number of messages, such as 10. Go back.")
-    return number
+        return number(float(text), name, least=LEAST_RATE) if text else None
+    except (ValueError, ConfigurationError):
+        raise HTTPException(400, f"{text!r} is no number of messages, such as 10. Go back.") from None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from idempotent.redrive.dropping import Dropped, drop
 from idempotent.redrive.reading import ALL, Letter, LetterFilter, error_group, letters
-from idempotent.redrive.returning import Redriven, redrive
+from idempotent.redrive.returning import LEAST_RATE, Redriven, redrive
 
 __all__ = [
     "ALL",
+    "LEAST_RATE",
     "Dropped",
     "Letter",
     "LetterFilter",

@@ -19,6 +19,8 @@ from idempotent.validation import number, seconds, whole
 if TYPE_CHECKING:
     from idempotent.adapters.base import Adapter, Delivery
 
+LEAST_RATE: Final = 0.001
+"""The lowest `rate` of a redrive: a letter each 1,000 seconds."""
 log = EventLog(__name__)
 _LOOK_S: Final = 0.5
 
@@ -113,7 +115,7 @@ def redrive(
             "again by the next redrive, and would run twice, and nothing tells what became of it. Return all letters "
             "of this consumer, without a choice or a canary"
         )
-    pause_s = 0.0 if rate is None else 1 / number(rate, "rate", least=0.001)
+    pause_s = 0.0 if rate is None else 1 / number(rate, "rate", least=LEAST_RATE)
     first = 0 if canary is None else whole(canary, "canary")
     wait_s = seconds(canary_wait_s, "canary_wait_s")
     with Reading(consumer, adapter, idle_s) as reading:
