@@ -61,7 +61,7 @@ class Windows:
             self._out[queue] += 1
 
     def taken(self, queue: str, waited_s: float) -> None:
-        """A delivery of a queue is taken by the worker, after it waited here for so long."""
+        """Note that a delivery waited `waited_s` seconds for the worker: after a long wait its window is too large."""
         if waited_s > _LONGEST_S and self._sizes[queue] > self._first:
             self._too_large.add(queue)
 

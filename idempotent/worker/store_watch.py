@@ -5,6 +5,7 @@ StoreWatch asks whether they take keys, ExpiredKeys deletes expired ones, and St
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 import threading
@@ -17,7 +18,7 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.claims import ClaimRequest
 from idempotent.consumer import AnyConsumer
-from idempotent.errors import StoreBusyError, StoreUnavailableError, described
+from idempotent.errors import ConfigurationError, StoreBusyError, StoreUnavailableError, described
 from idempotent.keys import KeySpace
 from idempotent.logs import EventLog
 from idempotent.observe.counting import StoreMeasures, stores
@@ -292,6 +293,8 @@ class MeasuredStore:
             if more is not None:
                 about = {"store": self._checker.store_name, "error": described(error), "more": more}
                 log.warning("store_not_measured", extra=about)
+            if isinstance(error, ConfigurationError):
+                self._next = math.inf  # it shows no keys, now or later
 
     def _measure(self) -> None:
         began = time.monotonic()

@@ -1,5 +1,6 @@
 """The stores of workers are measured, by one process at a time."""
 
+import math
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import idempotent
 from idempotent.admin import StoreStats, WaitingKeys
 from idempotent.checkers import MemoryChecker
+from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.errors import StoreUnavailableError
 from idempotent.observe.counting import StoreMeasures
 from idempotent.worker.store_watch import MeasuredStore, StoreSurvey
@@ -88,6 +90,17 @@ def test_what_goes_wrong_is_told_once_a_minute_and_measured_again_later(caplog):
     (told,) = logged(caplog, "store_not_measured")
     assert (told.store, told.error) == (odd._checker.store_name, "StoreUnavailableError: no route to host")
     assert not measures.stats()
+
+
+def test_a_checker_that_shows_no_keys_is_asked_once(caplog):
+    class Hidden(MemoryChecker):
+        def admin(self):
+            return AbstractIdempotentChecker.admin(self)
+
+    hidden = MeasuredStore(Hidden(), StoreMeasures())
+    hidden.look()
+    assert len(logged(caplog, "store_not_measured")) == 1
+    assert hidden._next == math.inf
 
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
