@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from idempotent.adapters.spark.deduplication import one_per_key
 from idempotent.adapters.spark.keys import HASH_COLUMN, key_hash, names_of, with_hash
 from idempotent.adapters.spark.ledger.ledger import RunLedger
-from idempotent.adapters.spark.ledger.refusals import note_wait, require_open
+from idempotent.adapters.spark.ledger.refusals import require_open
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.ledger.runs import RunState
+from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.adapters.spark.run import IdempotentRun
 from idempotent.adapters.spark.session import refuse_streaming
 from idempotent.adapters.spark.tasks.handle import RunHandle
@@ -118,7 +119,7 @@ def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> Dat
 def _take_turn(ledger: RunLedger, handle: RunHandle) -> None:
     """Wait until this attempt owns the consumer's turn: a claim that passes on once its owner has ended."""
     turn = key_hash(f"{handle.ref.consumer}\0bulk_dedup", ["turn"])
-    deadline, waits = time.monotonic() + handle.wait_s, False
+    patience = Patience(handle.wait_s if handle.on_conflict is OnConflict.WAIT else 0.0)
     while True:
         (owner,) = ledger.claim(handle.ref, [turn])
         if owner is None:
@@ -137,12 +138,10 @@ def _take_turn(ledger: RunLedger, handle: RunHandle) -> None:
             continue
         if ledger.abort_lapsed(owner.token):
             continue
-        if handle.on_conflict is not OnConflict.WAIT or time.monotonic() > deadline:
+        if not patience.wait(
+            handle.ref, partial("the turn of its consumer, which has {}".format, other), _POLL_S
+        ):
             raise RunConflictError(
                 f"another run of consumer {handle.ref.consumer!r} has the turn: {other}. Begin {handle.ref} again when "
                 "that one has ended"
             )
-        if not waits:
-            note_wait(handle.ref, f"the turn of its consumer, which has {other}", handle.wait_s)
-            waits = True
-        time.sleep(_POLL_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final, Self
 
 from idempotent.adapters.spark.ledger.claims import (
@@ -24,7 +25,6 @@ from idempotent.adapters.spark.ledger.refusals import (
     another_driver,
     expired,
     fenced,
-    note_wait,
     require_open,
     require_same_input,
     unknown_run,
@@ -33,6 +33,7 @@ from idempotent.adapters.spark.ledger.refusals import (
 )
 from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState, Standing, new_token
 from idempotent.adapters.spark.ledger.store import RunStore
+from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.errors import ConfigurationError, StoreBusyError
 
 _ROUNDS: Final = 20
@@ -110,14 +111,16 @@ class RunLedger:
             raise ConfigurationError(
                 f"a fingerprint has 1 to {_MAX_FINGERPRINT} bytes, not {len(fingerprint)}"
             )
-        deadline, rounds, waits = self._monotonic() + wait_s, 0, False
+        rounds, patience = 0, Patience(wait_s, sleep=self._sleep, monotonic=self._monotonic)
         while rounds < _ROUNDS:
             newest = self.store.newest(consumer, run_id)
             if newest is not None:
                 require_same_input(newest, fingerprint)
             if newest is not None and newest.state in _UNFINISHED and not newest.lapsed and not takeover:
-                self._wait_for_lease(newest, deadline, first=not waits)
-                waits = True
+                refusal = another_driver(newest)
+                rest_s = min(newest.lease_rest_s + 0.001, _POLL_S)
+                if not patience.wait(newest.ref, partial(str, refusal), rest_s):
+                    raise refusal
                 continue
             if newest is None or newest.state is RunState.ABORTED:
                 generation = 1 if newest is None else newest.ref.generation + 1
@@ -444,14 +447,6 @@ class RunLedger:
         resumed = self.store.find(row.ref)
         # The epoch of this call, as above.
         return None if resumed is None else resumed.at(row.ref.epoch + 1)
-
-    def _wait_for_lease(self, row: RunRow, deadline: float, *, first: bool) -> None:
-        patience_s = deadline - self._monotonic()
-        if patience_s <= 0:
-            raise another_driver(row)
-        if first:
-            note_wait(row.ref, another_driver(row), patience_s)
-        self._sleep(min(row.lease_rest_s + 0.001, patience_s, _POLL_S))
 
     def _change(self, ref: RunRef, change: RunChange, done: frozenset[RunState], elsewhere: int = 0) -> None:
         """Make the change, or raise the reason why not.

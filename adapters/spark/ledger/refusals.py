@@ -1,4 +1,4 @@
-"""Refusals: the errors for a run that may not do what it is asked to do, each with the way out; and its waits."""
+"""Refusals: the errors for a run that may not do what it is asked to do, each with the way out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from idempotent.errors import (
     StoreReplacedError,
     UnpublishedClaimsError,
 )
-from idempotent.logs import EventLog
-
-log = EventLog(__name__)
 
 _ADVICE: Final = {
     RunState.OPEN: ": prepare it first",
@@ -103,11 +100,6 @@ def require_same_input(row: RunRow, fingerprint: bytes | None) -> None:
             f"{row.ref} is {row.state.name} and was begun with other input. A run_id names one unit of work: "
             "give the new one another run_id"
         )
-
-
-def note_wait(ref: RunRef, reason: object, wait_s: float) -> None:
-    """Say in the log, at the beginning of a wait, why a driver or a task waits, and for how long at most."""
-    log.warning("run_waits", extra={"run": str(ref), "reason": str(reason), "wait_s": round(wait_s, 1)})
 
 
 def another_driver(row: RunRow) -> RunConflictError:

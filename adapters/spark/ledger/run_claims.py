@@ -10,8 +10,9 @@ from typing import Final, TypeAlias
 
 from idempotent.adapters.spark.ledger.claims import Owner
 from idempotent.adapters.spark.ledger.ledger import RunLedger
-from idempotent.adapters.spark.ledger.refusals import note_wait, require_alive, unclaimed_key
+from idempotent.adapters.spark.ledger.refusals import require_alive, unclaimed_key
 from idempotent.adapters.spark.ledger.runs import RunRef, RunState, Standing
+from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.errors import RunConflictError, StoreReplacedError
 
 _NO_OWNER: Final = Owner(0, 0)
@@ -66,7 +67,8 @@ class RunClaims:
         ref: the run and its attempt.
         frame: the number of the frame whose keys these are: of two frames of a run that share a key, one has it.
         on_conflict: what to do about keys of runs that have not ended.
-        timeout_s: longest wait of one `decide` with WAIT, in seconds: two runs may wait for each other.
+        timeout_s: longest wait with WAIT for another run, in seconds, of all tasks of this attempt and all their tries
+            together: two runs may wait for each other.
         poll_s: seconds between two reads of the other runs' states.
         sleep: waits for a number of seconds; replaced in tests.
         monotonic: a clock in seconds; replaced in tests.
@@ -146,7 +148,7 @@ class RunClaims:
         """Decide about all keys in these questions, with as many rounds and waits as that takes."""
         hashes = [key_hash for keys in questions.values() for key_hash in keys]
         suspects: set[int] = set()
-        deadline: float | None = None
+        patience = Patience(self._timeout_s, sleep=self._sleep, monotonic=self._monotonic)
         while questions:
             was_closed = self._closed
             standings = self._look(questions)
@@ -164,7 +166,7 @@ class RunClaims:
                     )
                 suspects |= lost
                 if set(steps.values()) - {_Step.DECIDED} == {_Step.WAIT}:
-                    deadline = self._wait(deadline, standings)
+                    self._wait(patience, standings)
             questions = self._ask([h for h in hashes if h not in decided], marks, decided)
 
     def _ask(self, pending: Sequence[bytes], marks: _Marks, decided: dict[bytes, KeyDecision]) -> _Questions:
@@ -263,19 +265,16 @@ class RunClaims:
             decided[key_hash] = KeyDecision(RowVerdict.CONFLICT, token, _differ(mark, marks.get(key_hash)))
         return _Step.DECIDED
 
-    def _wait(self, deadline: float | None, standings: Mapping[int, Standing]) -> float:
-        now = self._monotonic()
-        others = ", ".join(str(each) for token, each in standings.items() if token != self._ref.token)
-        if deadline is None:
-            deadline = now + self._timeout_s
-            note_wait(self._ref, f"keys of other runs: {others}", self._timeout_s)
-        if now >= deadline:
+    def _wait(self, patience: Patience, standings: Mapping[int, Standing]) -> None:
+        others = {token: each for token, each in standings.items() if token != self._ref.token}
+        live = {token: each for token, each in others.items() if not each.state.is_final} or others
+        shown = ", ".join(map(str, live.values()))
+        patience.share(self._ledger.store, self._ref, (f"run {token}".encode() for token in live))
+        if not patience.wait(self._ref, lambda: f"keys of other runs: {shown}", self._poll_s):
             raise RunConflictError(
-                f"{self._ref}: waited {self._timeout_s:g} s for keys of other runs: {others}. "
+                f"{self._ref}: waited {self._timeout_s:g} s for keys of other runs: {shown}. "
                 "An OPEN one is taken over when its lease ends. Begin a PREPARED one again: publish it, or abort it"
             )
-        self._sleep(min(self._poll_s, deadline - now))
-        return deadline
 
 
 class _Step(Enum):

@@ -13,9 +13,9 @@ from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
 
-from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, Hold
-from idempotent.adapters.spark.ledger.refusals import note_wait
+from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, Held, Hold
 from idempotent.adapters.spark.ledger.run_claims import RowVerdict
+from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.adapters.spark.tasks.ledgers import check_store, ledger_for, refuse_another_batch
 from idempotent.adapters.spark.tasks.row_keys import RowKeys, first_of_each
@@ -62,7 +62,7 @@ class Handlers:
             Exception: the handler's own. Its key, and those not yet handled, are free for Spark's retry.
         """
         results: dict[bytes, bytes | None] = {}
-        pending, deadline, handled = list(rows), None, 0
+        pending, patience, handled = list(rows), Patience(self._handle.wait_s), 0
         while pending:
             answers = self._ledger.acquire(self._handle.ref, self._attempt, pending, self._handle.lease_s)
             by_hash = dict(zip(pending, answers, strict=True))
@@ -73,9 +73,9 @@ class Handlers:
                 results.update(finished)
                 handled += len(finished)
             pending = [each for each in rows if each not in results]
-            held_s = [held.lease_rest_s for held in by_hash.values() if held.hold is Hold.HELD]
-            if pending and held_s:
-                deadline = self._wait(min(held_s), deadline, len(pending))
+            theirs = {each: answer for each, answer in by_hash.items() if answer.hold is Hold.HELD}
+            if pending and theirs:
+                self._wait(patience, theirs)
         if self._handle.counters is not None:
             self._handle.counters.add({RowVerdict.NEW: handled, RowVerdict.DUPLICATE: len(rows) - handled})
         return results
@@ -106,20 +106,23 @@ class Handlers:
     def _renew(self, hashes: set[bytes]) -> set[bytes]:
         return self._ledger.renew_claims(self._attempt, hashes, self._handle.lease_s)
 
-    def _wait(self, lease_rest_s: float, deadline: float | None, count: int) -> float:
-        now = time.monotonic()
-        if deadline is None:
-            deadline = now + self._handle.wait_s
-            reason = f"{count} keys that other attempts hold; a lease ends in {lease_rest_s:.1f} s unless it is renewed"
-            note_wait(self._handle.ref, reason, self._handle.wait_s)
-        if now >= deadline:
+    def _wait(self, patience: Patience, held: Mapping[bytes, Held]) -> None:
+        """Wait for the keys that other attempts hold."""
+        ref, first = self._handle.ref, min(held)
+        # As long as the others get on, the first key that they hold is another one.
+        patience.share(self._ledger.store, ref, [b"key " + held[first].attempt + first])
+        rest_s = min(each.lease_rest_s for each in held.values())
+
+        def reason() -> str:
+            ends = f"a lease ends in {rest_s:.1f} s unless it is renewed"
+            return f"{len(held)} keys that other attempts hold; {ends}"
+
+        if not patience.wait(ref, reason, min(max(rest_s, 0.05), _MAX_POLL_S)):
             raise RunConflictError(
-                f"{count} keys of {self._handle.ref} are held by other attempts for more than "
+                f"{len(held)} keys of {ref} are held by other attempts for more than "
                 f"{self._handle.wait_s:g} s: their handlers take longer than wait_s, or their processes died and their "
                 "leases have not ended"
             )
-        time.sleep(min(max(lease_rest_s, 0.05), _MAX_POLL_S, deadline - now))
-        return deadline
 
 
 class _Renewal:

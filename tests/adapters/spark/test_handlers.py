@@ -104,7 +104,10 @@ def test_a_task_that_waits_for_another_attempt_says_so_once_and_names_its_patien
     ):
         Handlers(run.handle).run({HELD: 1}, lambda _: None)
     (told,) = logged(caplog, "run_waits")
-    assert told.wait_s == 0.3
+    assert told.wait_s == pytest.approx(0.3, abs=0.1)
+    with pytest.raises(RunConflictError, match="held by other attempts"):
+        Handlers(run.handle).run({HELD: 1}, lambda _: None)
+    assert len(logged(caplog, "run_waits")) == 1, "a task that is tried again waits once more"
 
 
 def test_what_a_handler_takes_is_no_wait_for_another_attempt(begin, in_this_process):

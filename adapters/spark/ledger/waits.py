@@ -1,0 +1,87 @@
+"""Patience: how long a driver or a task waits, all tries of a task together, and what it says in the log meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, HASH_BYTES, MAX_ROWS, Holder
+from idempotent.adapters.spark.ledger.runs import MICROSECONDS, RunRef
+from idempotent.adapters.spark.ledger.store import RunStore
+from idempotent.logs import EventLog
+
+log = EventLog(__name__)
+
+_SAY_EVERY_S: Final = 60.0
+
+
+class Patience:
+    """The waits of one call. A line in the log says at once who is waited for, and then once a minute.
+
+    Args:
+        wait_s: seconds to wait, counted from the first wait.
+        sleep: waits for a number of seconds.
+        monotonic: a clock in seconds.
+    """
+
+    def __init__(
+        self,
+        wait_s: float,
+        *,
+        sleep: Callable[[float], object] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Wait for nothing yet."""
+        self.wait_s: Final = wait_s
+        self._sleep = sleep
+        self._monotonic = monotonic
+        self._until = math.inf
+        self._say_at = -math.inf
+        self._met: set[bytes] = set()
+
+    def share(self, store: RunStore, ref: RunRef, holders: Iterable[bytes]) -> None:
+        """Count from when a task of this attempt began to wait for these holders, in an earlier try perhaps.
+
+        The ledger keeps the end of that wait, because a task that is tried again is another process: as the lease of a
+        pending claim of a key that no row has. The first task to insert it decides.
+
+        Args:
+            store: of the ledger.
+            ref: the run and the attempt.
+            holders: names of what is waited for, different from all others in this ledger.
+        """
+        new = sorted(set(holders) - self._met)[:MAX_ROWS]
+        if not new or not self.wait_s:
+            return
+        self._met.update(new)
+        head = f"wait {ref.token} {ref.epoch} ".encode()
+        hashes = sorted(hashlib.blake2b(head + each, digest_size=HASH_BYTES).digest() for each in new)
+        lease_us = max(int(self.wait_s * MICROSECONDS), 1)
+        waiting = Holder(ref.token, ref.epoch, secrets.token_bytes(ATTEMPT_BYTES), lease_us)
+        rows = store.insert_pending(waiting, hashes).values()
+        now = self._monotonic()
+        ends = (now + (row.lease_until_us - row.now_us) / MICROSECONDS for row in rows)
+        self._until = min(self._until, *ends, math.inf)
+
+    def wait(self, ref: RunRef, reason: Callable[[], object], at_most_s: float) -> bool:
+        """Wait a little; False, at once: the time is over.
+
+        Args:
+            ref: the run and the attempt.
+            reason: tells for the log who is waited for, and until when.
+            at_most_s: seconds.
+        """
+        now = self._monotonic()
+        self._until = min(self._until, now + self.wait_s)
+        if now >= self._until:
+            return False
+        if now >= self._say_at:
+            about = {"run": str(ref), "reason": str(reason()), "wait_s": round(self._until - now, 1)}
+            log.warning("run_waits", extra=about)
+            self._say_at = now + _SAY_EVERY_S
+        self._sleep(min(at_most_s, self._until - now))
+        return True
