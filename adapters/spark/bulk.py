@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from idempotent.adapters.spark.deduplication import one_per_key
-from idempotent.adapters.spark.keys import HASH_COLUMN, key_hash, names_of, with_hash
+from idempotent.adapters.spark.keys import HASH_COLUMN, Columns, key_hash, with_hash
 from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.refusals import require_open
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
@@ -19,7 +18,7 @@ from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.errors import RunConflictError, StoreReplacedError
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _RUN: Final = "run"
 _EPOCH: Final = "epoch"
@@ -31,9 +30,9 @@ def bulk_dedup(
     df: DataFrame,
     *,
     claims: str,
-    key: str | Sequence[str],
+    key: Columns,
     run: IdempotentRun,
-    order_by: str | Column | Sequence[str | Column] = (),
+    order_by: Columns = (),
     unique: bool = False,
 ) -> DataFrame:
     """The rows whose keys are in no committed run of the consumer, one of each key; the same in every evaluation.
@@ -50,7 +49,7 @@ def bulk_dedup(
     Args:
         df: the frame.
         claims: folder of this consumer's keys, shared with no other consumer; created if missing.
-        key: columns of texts, integers, dates or bytes. A null fails the job.
+        key: one column or several, see `IdempotentRun.dedup`.
         run: the unit of work.
         order_by: which row of a key stays, see `IdempotentRun.dedup`.
         unique: promises that the frame has one row of each key.
@@ -67,7 +66,7 @@ def bulk_dedup(
         _take_turn(run.ledger, run.handle)
         run.output.has_turn = True
     spark = df.sparkSession
-    frame = with_hash(df, run.consumer, names_of(key))
+    frame = with_hash(df, run.consumer, key)
     if not unique:
         frame = one_per_key(frame, order_by)
     known = _committed_keys(spark, claims, run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from idempotent.adapters.spark.keys import (
@@ -10,7 +9,9 @@ from idempotent.adapters.spark.keys import (
     PAYLOAD_COLUMN,
     STATUS_COLUMN,
     STAYS_COLUMN,
-    names_of,
+    Columns,
+    columns_of,
+    listed,
     quoted,
     refuse_reserved,
     with_hash,
@@ -20,7 +21,7 @@ from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 # Spark's types without an order. By name: some are not in every version of PySpark.
 _UNSORTABLE: Final = frozenset({"MapType", "VariantType", "GeometryType", "GeographyType"})
@@ -31,9 +32,9 @@ def new_rows(
     df: DataFrame,
     handle: RunHandle,
     *,
-    key: str | Sequence[str],
-    order_by: str | Column | Sequence[str | Column],
-    payload: str | Sequence[str],
+    key: Columns,
+    order_by: Columns,
+    payload: Columns,
     status: bool,
     unique: bool,
 ) -> DataFrame:
@@ -48,8 +49,8 @@ def new_rows(
             f"columns {', '.join(intervals)} are calendar intervals, which Spark does not pass to Python: "
             "cast them to string"
         )
-    frame = with_hash(df, handle.ref.consumer, names_of(key))
-    if payload:
+    frame = with_hash(df, handle.ref.consumer, key)
+    if listed(payload):
         frame = with_payload(frame, payload)
     if not unique:
         frame = one_per_key(frame, order_by)
@@ -69,7 +70,7 @@ def new_rows(
     return filtered.toDF(*schema.names)
 
 
-def one_per_key(df: DataFrame, order_by: str | Column | Sequence[str | Column]) -> DataFrame:
+def one_per_key(df: DataFrame, order_by: Columns) -> DataFrame:
     """The first row of each key by `order_by`, and then by all columns.
 
     With `PAYLOAD_COLUMN`, also the rows of a key whose payload is not the first one's.
@@ -85,15 +86,11 @@ def one_per_key(df: DataFrame, order_by: str | Column | Sequence[str | Column]) 
         for field in df.schema
         if field.name != HASH_COLUMN and not _contains(field.dataType, _UNSORTABLE)
     ]
-    # Neither a text nor a Column is a sequence of columns.
-    columns: list[Any] = [order_by]
-    if isinstance(order_by, Sequence) and not isinstance(order_by, str):
-        columns = [*order_by]
-    if len(rest) + 1 < len(df.columns) and not columns:
+    order = columns_of(order_by)
+    if len(rest) + 1 < len(df.columns) and not order:
         raise ConfigurationError(
             "maps and variants have no order: name in order_by the columns that decide which row of a key stays"
         )
-    order = [F.col(quoted(each)) if isinstance(each, str) else each for each in columns]
     ties = [F.col(quoted(name)) for name in rest]
     window = Window.partitionBy(HASH_COLUMN).orderBy(*order, *ties)
     stays = F.row_number().over(window) == 1
@@ -102,11 +99,11 @@ def one_per_key(df: DataFrame, order_by: str | Column | Sequence[str | Column]) 
     return df.withColumn(STAYS_COLUMN, stays).where(STAYS_COLUMN).drop(STAYS_COLUMN)
 
 
-def with_payload(df: DataFrame, payload: str | Sequence[str]) -> DataFrame:
+def with_payload(df: DataFrame, payload: Columns) -> DataFrame:
     """The frame with a fingerprint of these columns in `PAYLOAD_COLUMN`."""
     from pyspark.sql import functions as F
 
-    return df.withColumn(PAYLOAD_COLUMN, F.xxhash64(*(F.col(quoted(name)) for name in names_of(payload))))
+    return df.withColumn(PAYLOAD_COLUMN, F.xxhash64(*columns_of(payload)))
 
 
 def _contains(kind: Any, names: frozenset[str]) -> bool:

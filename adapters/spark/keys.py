@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import re
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from idempotent.adapters.spark.ledger.claims import HASH_BYTES
 from idempotent.errors import ConfigurationError, MissingKeyError
@@ -23,18 +25,27 @@ STATUS_COLUMN: Final = "_idem"
 STAYS_COLUMN: Final = "_idem_stays"
 """Whether a row is kept when a frame has several rows with its key."""
 _RESERVED: Final = frozenset({HASH_COLUMN, PAYLOAD_COLUMN, STATUS_COLUMN, STAYS_COLUMN})
-_JVM_TYPES: Final = frozenset({"string", "binary", "tinyint", "smallint", "int", "bigint", "date"})
+# Types whose cast to string is one text for each value, whatever the session's settings.
+_CAST: Final = re.compile(
+    r"string|(var)?char\(\d+\)|tinyint|smallint|int|bigint|decimal\(\d+,0\)|date|boolean"
+)
+_DECIMAL: Final = re.compile(r"decimal\(\d+,(\d+)\)")
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+Columns: TypeAlias = "str | Column | Sequence[str | Column]"
+"""One column or several: names, with any characters in them, and expressions such as `F.col("order.id")`."""
 
 
 def key_hash(consumer: str, parts: Sequence[Any]) -> bytes:
     """The hash of one key.
 
     SHA-256, cut to 20 bytes, over the consumer and the parts, each as a netstring: its length in bytes, a colon, the
-    bytes (https://cr.yp.to/proto/netstrings.txt). The number 7 and the text "7" are the same key.
+    bytes (https://cr.yp.to/proto/netstrings.txt). The number 7, the decimal 7.00 and the text "7" are the same key.
 
     Args:
         consumer: the consumer that claims the key.
-        parts: texts, bytes, integers and dates.
+        parts: texts, bytes, integers, booleans, dates, finite decimals, and datetimes with a time zone, which are the
+            number of microseconds since 1970 in UTC.
 
     Raises:
         MissingKeyError: a part is None.
@@ -46,7 +57,7 @@ def key_hash(consumer: str, parts: Sequence[Any]) -> bytes:
     return digest.digest()[:HASH_BYTES]
 
 
-def with_hash(df: DataFrame, consumer: str, key: Sequence[str]) -> DataFrame:
+def with_hash(df: DataFrame, consumer: str, key: Columns) -> DataFrame:
     """The frame with the hash of each row's key in `HASH_COLUMN`, computed in the JVM. A null key fails the job.
 
     Raises:
@@ -54,35 +65,72 @@ def with_hash(df: DataFrame, consumer: str, key: Sequence[str]) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    types = dict(df.dtypes)
-    for name in key:
-        if name not in types:
-            raise ConfigurationError(f"no column {name!r} for the key; there are {', '.join(types)}")
-        if types[name] not in _JVM_TYPES:
-            raise ConfigurationError(
-                f"column {name!r} is of type {types[name]}, which has more than one text for the same value: "
-                "cast it to string first, in the form that you want to compare"
-            )
-    if not key:
+    parts = listed(key)
+    for part in parts:
+        if isinstance(part, str) and part not in df.columns:
+            raise ConfigurationError(f"no column {part!r} for the key; there are {', '.join(df.columns)}")
+    if not parts:
         raise ConfigurationError("a key has at least one column")
+    columns = columns_of(parts)
+    types = df.select(*columns).dtypes
 
-    def netstring(name: str) -> Column:
+    def netstring(column: Column, name: str, kind: str) -> Column:
         # A cast keeps a text's bytes. `encode` would decode them first, and map all invalid UTF-8 to one text.
-        data = F.col(quoted(name))
-        if types[name] != "binary":
-            data = data.cast("string").cast("binary")
+        data = column if kind == "binary" else _text(column, name, kind).cast("binary")
         return F.concat(F.octet_length(data).cast("string").cast("binary"), F.lit(bytearray(b":")), data)
 
     head = F.lit(bytearray(_netstring(consumer.encode())))
-    whole = F.concat(head, *(netstring(name) for name in key))
+    whole = F.concat(head, *(netstring(column, *each) for column, each in zip(columns, types, strict=True)))
     hashed = F.unhex(F.substring(F.sha2(whole, 256), 1, 2 * HASH_BYTES))
-    null_key = F.raise_error(F.lit(f"null key: a row has no value in one of {', '.join(key)}"))
+    names = ", ".join(name for name, _ in types)
+    null_key = F.raise_error(F.lit(f"null key: a row has no value in one of {names}"))
     return df.withColumn(HASH_COLUMN, F.coalesce(hashed, null_key.cast("binary")))
 
 
-def names_of(key: str | Sequence[str]) -> list[str]:
-    """Column names as a list; a single name may be given as plain text."""
-    return [key] if isinstance(key, str) else list(key)
+def _text(column: Column, name: str, kind: str) -> Column:
+    from pyspark.sql import functions as F
+
+    if _CAST.fullmatch(kind):
+        return column.cast("string")
+    if kind == "timestamp":
+        return F.unix_micros(column).cast("string")
+    if scale := _DECIMAL.fullmatch(kind):
+        # A cast writes 1E-7 or 0.0000001, as the session has it; this has commas between thousands, always.
+        plain = F.translate(F.format_number(column, int(scale[1])), ",", "")
+        return F.regexp_replace(plain, r"\.?0+$", "")
+    raise ConfigurationError(
+        f"column {name!r} is of type {kind}, which has more than one text for the same value: "
+        "cast it to string first, in the form that you want to compare"
+    )
+
+
+def listed(columns: Columns) -> list[str | Column]:
+    """The columns as a list. Neither a text nor a Column is a sequence of them."""
+    from pyspark.sql import Column
+
+    return [columns] if isinstance(columns, (str, Column)) else list(columns)
+
+
+def columns_of(columns: Columns) -> list[Column]:
+    """The columns as Spark takes them."""
+    from pyspark.sql import functions as F
+
+    return [F.col(quoted(each)) if isinstance(each, str) else each for each in listed(columns)]
+
+
+def names_of(key: Columns) -> list[str]:
+    """Column names as a list; a single name may be given as plain text.
+
+    Raises:
+        ConfigurationError: a Column, which only Spark can evaluate.
+    """
+    names = [each for each in listed(key) if isinstance(each, str)]
+    if len(names) < len(listed(key)):
+        raise ConfigurationError(
+            "a key in a task is made of names, or a function of a row: a Column is for run.dedup, bulk_dedup and "
+            "foreach_batch. Give it a name first: df.withColumn"
+        )
+    return names
 
 
 def quoted(name: str) -> str:
@@ -118,13 +166,21 @@ def _encoded(part: Any) -> bytes:
         return part.encode()
     if isinstance(part, (bytes, bytearray)):
         return bytes(part)
-    if isinstance(part, int) and not isinstance(part, bool):
+    if isinstance(part, bool):
+        return str(part).lower().encode()
+    if isinstance(part, int):
         return str(part).encode()
     if type(part) is dt.date:
         return part.isoformat().encode()
+    if isinstance(part, Decimal) and part.is_finite():
+        text = f"{part:f}"
+        # Spark's zero has no sign.
+        return (text.rstrip("0").rstrip(".") if "." in text else text).encode() if part else b"0"
+    if isinstance(part, dt.datetime) and part.utcoffset() is not None:
+        return str((part - _EPOCH) // dt.timedelta(microseconds=1)).encode()
     if part is None:
         raise MissingKeyError("null key: a row has no value in a part of its key")
     raise ConfigurationError(
-        f"a key is made of texts, bytes, integers and dates, not of {type(part).__name__}: "
-        "turn it into the text that you want to compare"
+        "a key is made of texts, bytes, integers, booleans, dates, finite decimals and datetimes with a time zone, "
+        f"not of {part!r:.50}, a {type(part).__name__}: turn it into the text that you want to compare"
     )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from idempotent.adapters.spark.deduplication import new_rows
+from idempotent.adapters.spark.keys import Columns
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
@@ -27,7 +28,7 @@ from idempotent.logs import EventLog
 from idempotent.validation import choice, flag, seconds
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 log = EventLog(__name__)
 
@@ -193,9 +194,9 @@ class IdempotentRun:
         self,
         df: DataFrame,
         *,
-        key: str | Sequence[str],
-        order_by: str | Column | Sequence[str | Column] = (),
-        payload: str | Sequence[str] = (),
+        key: Columns,
+        order_by: Columns = (),
+        payload: Columns = (),
         emit: Literal["rows", "status"] = "rows",
         unique: bool = False,
         frame: str | None = None,
@@ -207,7 +208,9 @@ class IdempotentRun:
 
         Args:
             df: the frame, not a streaming one. Spark may evaluate it any number of times.
-            key: columns of texts, integers, dates or bytes. A null fails the job.
+            key: one column or several: names, or expressions such as `F.col("order.id")` that give a row the same value
+                in each evaluation. Texts, bytes, integers, decimals, booleans, dates and timestamps. A null fails the
+                job.
             order_by: one column or several; the first row of a key by this order stays. Ties are broken by all columns.
             payload: one column or several, which duplicates of a key must have in common. A row with another payload
                 fails the job, or has the status "changed".
@@ -236,6 +239,10 @@ class IdempotentRun:
             status=emit == "status",
             unique=unique,
         )
+
+    def dedup_by(self, **options: Any) -> Callable[[DataFrame], DataFrame]:
+        """`dedup` with these options, as a function of a frame: `df.transform(run.dedup_by(key="id"))`."""
+        return partial(self.dedup, **options)
 
     def stage(self, df: DataFrame, folder: str, *, file_format: str = "parquet") -> DataFrame:
         """Evaluate a frame once, which claims its keys, and write its rows to a folder of this attempt's own.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
 
+from idempotent.adapters.spark.keys import Columns
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.publication import Publication
@@ -14,7 +15,7 @@ from idempotent.adapters.spark.session import classic_context
 from idempotent.logs import EventLog
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 log = EventLog(__name__)
 _QUERY: Final = "sql.streaming.queryId"
@@ -24,10 +25,12 @@ def foreach_batch(
     store: StoreConfig,
     *,
     sink_id: str,
-    key: str | Sequence[str],
+    key: Columns,
     handler: Callable[[DataFrame, Publication], object],
     staging: str,
-    order_by: str | Column | Sequence[str | Column] = (),
+    order_by: Columns = (),
+    payload: Columns = (),
+    unique: bool = False,
     fingerprint: Callable[[DataFrame], bytes] | None = None,
     on_conflict: OnConflict | Literal["wait", "fail", "divert"] = OnConflict.WAIT,
     wait_s: float = 600.0,
@@ -50,12 +53,12 @@ def foreach_batch(
     Args:
         store: where the ledger is.
         sink_id: the consumer: one name for one checkpoint.
-        key: columns that make two rows the same.
+        key: one column or several that make two rows the same, see `IdempotentRun.dedup`.
         handler: called with `(staged_rows, publication)` to publish the rows, and again after a crash in it, with the
             same ones: `publication.copy_to(folder)`, an insert of the keys that are absent, or nothing but
             `publication.output_ref`.
         staging: a folder that executors can write to. Each attempt at a batch writes to a new folder in it.
-        order_by: which row of a key stays, see `IdempotentRun.dedup`.
+        order_by, payload, unique: see `IdempotentRun.dedup`. A row with another payload ends the query.
         fingerprint: called with the batch; what it returns, at most 64 bytes, must be the same when Spark brings the
             batch again. Default: the query's id, where Spark tells it.
         on_conflict, wait_s, lease_s, chunk, takeover: see `IdempotentRun.begin`. After a SIGKILL the next driver
@@ -81,7 +84,8 @@ def foreach_batch(
             if run.is_committed:
                 log.info("batch_already_committed", extra={"run": run.run_id})
                 return
-            staged = run.stage(run.dedup(batch, key=key, order_by=order_by), staging)
+            new = run.dedup(batch, key=key, order_by=order_by, payload=payload, unique=unique)
+            staged = run.stage(new, staging)
             run.publish(lambda publication: handler(staged, publication))
 
     return process

@@ -14,6 +14,7 @@ def test_everything_but_rdds_works_on_connect(redis_url, tmp_path):
     report = programs.run("connect", url=redis_url, prefix=f"t{secrets.token_hex(6)}:", folder=str(tmp_path))
     assert report["dedup"] == {
         "counts": [ROWS, 5, False, ROWS],
+        "expressions": [f"k{number}" for number in range(ROWS - 300, ROWS)],
         "staged": [ROWS, ROWS],
         "after a failure": ROWS,
         "counters": {},

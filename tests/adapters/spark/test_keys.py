@@ -28,8 +28,18 @@ PARTS = {
     "bigint": st.integers(-(2**63), 2**63 - 1),
     "int": st.integers(-(2**31), 2**31 - 1),
     "date": st.dates(),
+    "boolean": st.booleans(),
+    "decimal(12,0)": st.integers(-(10**12) + 1, 10**12 - 1).map(decimal.Decimal),
+    "decimal(20,6)": st.integers(-(10**20) + 1, 10**20 - 1).map(lambda units: scaled(units, 6)),
+    "decimal(38,18)": st.integers(-(10**38) + 1, 10**38 - 1).map(lambda units: scaled(units, 18)),
+    "timestamp": st.datetimes(timezones=st.just(dt.UTC)).filter(lambda at: 1800 < at.year < 2200),
 }
+WALL_CLOCK = dt.datetime(2026, 1, 1, tzinfo=dt.UTC).replace(tzinfo=None)
 KINDS = st.lists(st.sampled_from(sorted(PARTS)), min_size=1, max_size=3)
+
+
+def scaled(units, scale):
+    return decimal.Decimal(units).scaleb(-scale, decimal.Context(prec=40))
 
 
 @st.composite
@@ -76,7 +86,7 @@ def test_texts_that_look_alike_are_different_keys(frame, sqlite_store, spark):
 
 
 @pytest.mark.parametrize(
-    "part", [None, 1.5, True, decimal.Decimal(1), dt.datetime(2026, 1, 1, tzinfo=dt.UTC), ["a"]]
+    "part", [None, 1.5, decimal.Decimal("NaN"), decimal.Decimal("-Infinity"), WALL_CLOCK, ["a"]]
 )
 def test_what_has_more_than_one_text_is_no_key(part):
     with pytest.raises(MissingKeyError if part is None else ConfigurationError):

@@ -5,6 +5,7 @@ import sys
 from contextlib import contextmanager
 
 from pyspark import SparkContext
+from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from idempotent.adapters.spark import (
@@ -56,8 +57,14 @@ def main():
             counters = dict(begun.counts)
         with run("dedup", "r2") as begun:
             status = begun.dedup(frame, key="k", emit="status").groupBy("_idem").count().collect()
+        nested = frame.select(F.struct(F.col("v").cast("decimal(20, 9)").alias("n")).alias("order"), "k")
+        with run("expressions") as begun:
+            key = [F.col("order.n") % 300, F.lit(True)]
+            by = begun.dedup_by(key=key, order_by=F.desc("order.n"), payload=F.lit(1))
+            expressions = [row["k"] for row in nested.transform(by).sort("order.n").collect()]
         return {
             "counts": counts,
+            "expressions": expressions,
             "staged": [staged.count(), spark.read.parquet(*published).count()],
             "after a failure": struck,
             "counters": counters,

@@ -34,6 +34,7 @@ def connected():
 
 def connect(store, stream):
     from pyspark.errors import StreamingQueryException
+    from pyspark.sql import functions as F
 
     spark = connected()
 
@@ -53,7 +54,7 @@ def connect(store, stream):
             return str(batch.agg({"id": "min"}).collect()[0][0]).encode()
 
         return foreach_batch(
-            store, sink_id=CONSUMER, key="id", handler=handler, staging=staging, fingerprint=first_id
+            store, sink_id=CONSUMER, key=F.abs("id"), handler=handler, staging=staging, fingerprint=first_id
         )
 
     def says(expected, **options):
