@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
@@ -12,34 +12,14 @@ from idempotent.adapters.spark.run import IdempotentRun
 from idempotent.adapters.spark.session import refuse_speculation
 from idempotent.adapters.spark.tasks.filters import BatchKeyFilter, KeyFilter, PartitionFilter, statuses
 from idempotent.adapters.spark.tasks.handle import RunHandle
-from idempotent.adapters.spark.tasks.handlers import BatchReplay, Handlers
-from idempotent.adapters.spark.tasks.row_keys import Key, RowKeys, first_of_each
+from idempotent.adapters.spark.tasks.handlers import BatchReplay, PartitionEffects
+from idempotent.adapters.spark.tasks.row_keys import Key, RowKeys
 from idempotent.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 T = TypeVar("T")
-
-
-class PartitionEffects:
-    """For `foreachPartition` of RDDs and frames. Picklable."""
-
-    def __init__(self, handle: RunHandle, keys: RowKeys, handler: Callable[[Any], object]) -> None:
-        """Connect only when called."""
-        self._handle = handle
-        self._keys = keys
-        self._handler = handler
-
-    def __call__(self, rows: Iterable[Any]) -> None:
-        """Handle one partition."""
-        handlers = Handlers(self._handle)
-        for part in self._handle.chunks(rows):
-            handlers.run(first_of_each(map(self._keys.of_row, part), part), self._call)
-
-    def _call(self, row: Any) -> None:
-        """Call the handler, and store none of what it returns."""
-        self._handler(row)
 
 
 def idempotent_partitions(
@@ -63,6 +43,7 @@ def idempotent_foreach(
     *,
     key: Key,
     handler: Callable[[Any], object],
+    batch_size: int | None = None,
     chunk: int | None = None,
     allow_speculation: bool = False,
 ) -> Callable[[Iterable[Any]], None]:
@@ -75,24 +56,27 @@ def idempotent_foreach(
     Args:
         run: the run that holds the keys.
         key: names of fields, or a function of a row.
-        handler: called with a row; makes the effect.
-        chunk: keys acquired together; default: the run's.
+        handler: called with a row, or with `batch_size` a list of rows; makes the effect.
+        batch_size: the most rows of one call, whose keys are all different. What such a call has done is recorded as a
+            whole: if it raises, none of it is, and all its keys are handled again.
+        chunk: keys acquired together; default: the run's, or `batch_size` if that is more.
         allow_speculation: accept a session with `spark.speculation` on.
 
     Raises:
-        ConfigurationError: speculation is on and not allowed, or a key without a column.
+        ConfigurationError: speculation is on and not allowed, a key without a column, or an invalid `batch_size`.
     """
     refuse_speculation(allowed=allow_speculation)
-    return PartitionEffects(run.handle.with_chunk(chunk), RowKeys(run.consumer, key), handler)
+    return PartitionEffects(run.handle.with_batches(batch_size, chunk), RowKeys(run.consumer, key), handler)
 
 
 def idempotent_batches(
     run: IdempotentRun,
     *,
     key: Key,
-    handler: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+    handler: Callable[[Any], Mapping[str, Any] | Sequence[Mapping[str, Any]]] | None = None,
     mode: Literal["dedup", "replay"] = "dedup",
     schema: StructType | None = None,
+    batch_size: int | None = None,
     chunk: int | None = None,
     frame: str | None = None,
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
@@ -109,6 +93,8 @@ def idempotent_batches(
         handler: replay: returns the output row as a dict of JSON values, at most 64 KB.
         mode: see above.
         schema: replay: of the output rows, as given to `mapInArrow`.
+        batch_size: replay: the most rows of one call: the handler gets a list of rows with different keys, and returns
+            a list of their output rows.
         chunk: keys in one round trip; default: the run's.
         frame: dedup: see `IdempotentRun.dedup`. What this call returns is for one frame; in a stream tasks refuse it.
 
@@ -117,8 +103,8 @@ def idempotent_batches(
     """
     handle, keys = run.frame(frame).with_chunk(chunk), RowKeys(run.consumer, key)
     if mode == "dedup":
-        if handler is not None or schema is not None:
-            raise ConfigurationError('handler and schema go with mode="replay": leave them out')
+        if handler is not None or schema is not None or batch_size is not None:
+            raise ConfigurationError('handler, schema and batch_size go with mode="replay": leave them out')
         return BatchKeyFilter(handle, keys)
     if mode != "replay":
         raise ConfigurationError(
@@ -128,7 +114,7 @@ def idempotent_batches(
         raise ConfigurationError('mode="replay" needs a handler, and the schema that mapInArrow gets')
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return BatchReplay(handle, keys, handler, to_arrow_schema(schema))
+    return BatchReplay(handle.with_batches(batch_size, chunk), keys, handler, to_arrow_schema(schema))
 
 
 def idempotent_udf(run: IdempotentRun, *, frame: str | None = None) -> Any:

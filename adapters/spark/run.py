@@ -175,7 +175,7 @@ class IdempotentRun:
     def counts(self) -> Mapping[str, int]:
         """Rows by verdict, over all evaluations so far. Empty on Spark Connect, which has no accumulators.
 
-        In the modes effect and replay, keys: new are those that were handled, duplicate those that had been before.
+        In the modes effect and replay new are the keys that were handled, and duplicate all other rows.
         """
         return self._handle.counters.values if self._handle.counters else {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -79,6 +79,7 @@ class RunHandle:
         counters: counts rows; None on Spark Connect, which has no accumulators.
         frame: the number of the frame, among those of the run.
         batch: of the stream for which the frame was made, as Spark numbers it; None outside of a stream.
+        batch_size: the most rows that a handler takes, in a list; None: it takes one row.
     """
 
     store: StoreConfig
@@ -90,10 +91,21 @@ class RunHandle:
     counters: Counters | None = None
     frame: int = 0
     batch: str | None = None
+    batch_size: int | None = None
 
     def with_chunk(self, chunk: int | None) -> RunHandle:
         """The handle with another chunk; None keeps the present one."""
         return self if chunk is None else replace(self, chunk=checked_chunk(chunk))
+
+    def with_batches(self, batch_size: int | None, chunk: int | None) -> RunHandle:
+        """The handle with another size of batches and another chunk, by default one that has a whole batch."""
+        size = None if batch_size is None else whole(batch_size, "batch_size")
+        chunk = max(self.chunk, size or 1) if chunk is None else checked_chunk(chunk)
+        return replace(self, batch_size=size, chunk=chunk)
+
+    def call(self, handler: Callable[[Any], Any], rows: Sequence[Any]) -> Any:
+        """What a handler returns for a batch, if it takes batches; else a list of what it returns for the one row."""
+        return handler(rows) if self.batch_size else [handler(rows[0])]
 
     def chunks(self, rows: Iterable[T]) -> Iterator[list[T]]:
         """The rows in lists of one round trip each, in order; the last may be shorter."""

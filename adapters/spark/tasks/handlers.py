@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
@@ -25,76 +25,81 @@ from idempotent.logs import EventLog
 
 log = EventLog(__name__)
 
-R = TypeVar("R")
 _MAX_POLL_S: Final = 1.0
 _TIMES_A_LEASE: Final = 3
 _MAX_RESULT_BYTES: Final = 64 * 1024
 
 
 class Handlers:
-    """Runs handlers for the keys of one partition.
+    """Runs handlers for the keys of one partition, a batch of them at a time.
 
     While another attempt holds a key, this one waits: until the other has finished it, or the other's lease ends and
-    the key is handled here. A skipped key would be lost if the other attempt dies.
+    the key is handled here. A skipped key would be lost if the other attempt dies. The rest does not wait for it.
 
     Args:
         handle: the run.
+        handler: takes the rows of a batch; returns the results to store, aligned, each bytes or None.
     """
 
-    def __init__(self, handle: RunHandle) -> None:
+    def __init__(self, handle: RunHandle, handler: Callable[..., Sequence[bytes | None]]) -> None:
         """Check that the store knows the run."""
         self._handle = handle
+        self._handler = handler
         self._ledger = ledger_for(handle.store)
         # Random: Spark uses its stage, partition and attempt numbers again in other jobs.
         self._attempt = secrets.token_bytes(ATTEMPT_BYTES)
         check_store(self._ledger, handle)
 
-    def run(self, rows: Mapping[bytes, R], handler: Callable[[R], bytes | None]) -> dict[bytes, bytes | None]:
+    def run(self, hashes: Sequence[bytes], rows: Sequence[Any]) -> dict[bytes, bytes | None]:
         """The results of all keys: the handler's, or what an earlier attempt stored.
 
         Args:
-            rows: one chunk, by key hash.
-            handler: returns the result to store, or None.
+            hashes: of the keys of one chunk. Of several rows with a key the first is handled.
+            rows: aligned.
 
         Raises:
             RunConflictError: a key was held for longer than the run waits.
             RunError, StoreError: see RunLedger.acquire.
-            Exception: the handler's own. Its key, and those not yet handled, are free for Spark's retry.
+            Exception: the handler's own. The keys of its batch, and those not yet handled, are free for Spark's retry.
         """
+        first = first_of_each(hashes, rows)
         results: dict[bytes, bytes | None] = {}
-        pending, patience, handled = list(rows), Patience(self._handle.wait_s), 0
+        pending, patience, handled = list(first), Patience(self._handle.wait_s), 0
         while pending:
-            answers = self._ledger.acquire(self._handle.ref, self._attempt, pending, self._handle.lease_s)
-            by_hash = dict(zip(pending, answers, strict=True))
-            results.update({each: held.result for each, held in by_hash.items() if held.hold is Hold.DONE})
-            mine = [each for each, held in by_hash.items() if held.hold is Hold.MINE]
-            if mine:
-                finished = self._handle_mine({each: rows[each] for each in mine}, handler)
-                results.update(finished)
-                handled += len(finished)
-            pending = [each for each in rows if each not in results]
-            theirs = {each: answer for each, answer in by_hash.items() if answer.hold is Hold.HELD}
+            holds, finished = self._take({each: first[each] for each in pending})
+            results.update({each: held.result for each, held in holds.items() if held.hold is Hold.DONE})
+            results.update(finished)
+            handled += len(finished)
+            pending = [each for each in first if each not in results]
+            theirs = {each: held for each, held in holds.items() if held.hold is Hold.HELD}
             if pending and theirs:
                 self._wait(patience, theirs)
         if self._handle.counters is not None:
             self._handle.counters.add({RowVerdict.NEW: handled, RowVerdict.DUPLICATE: len(rows) - handled})
         return results
 
-    def _handle_mine(
-        self, rows: Mapping[bytes, R], handler: Callable[[R], bytes | None]
-    ) -> dict[bytes, bytes | None]:
+    def _take(self, rows: Mapping[bytes, Any]) -> tuple[dict[bytes, Held], dict[bytes, bytes | None]]:
+        """Acquire these keys, and handle those that this attempt has. The answers, and the results of keys handled."""
+        answers = self._ledger.acquire(self._handle.ref, self._attempt, list(rows), self._handle.lease_s)
+        holds = dict(zip(rows, answers, strict=True))
+        mine = {each: rows[each] for each, held in holds.items() if held.hold is Hold.MINE}
+        return holds, self._handle_mine(mine) if mine else {}
+
+    def _handle_mine(self, rows: Mapping[bytes, Any]) -> dict[bytes, bytes | None]:
         """The results of the keys finished here; other attempts may have taken over the rest."""
         results: dict[bytes, bytes | None] = {}
-        with _Renewal(self._renew, set(rows), self._handle.lease_s) as renewal:
+        hashes, size = list(rows), self._handle.batch_size or 1
+        with _Renewal(self._renew, set(hashes), self._handle.lease_s) as renewal:
             try:
-                for key_hash, row in rows.items():
-                    # Another attempt may have taken the key over.
-                    if not renewal.holds(key_hash):
+                for start in range(0, len(hashes), size):
+                    # Another attempt may have taken a key over.
+                    batch = list(filter(renewal.holds, hashes[start : start + size]))
+                    if not batch:
                         continue
-                    result = handler(row)
-                    if self._ledger.finish(self._attempt, [(key_hash, result)]):
-                        results[key_hash] = result
-                    renewal.forget(key_hash)
+                    found = dict(zip(batch, self._handler([rows[each] for each in batch]), strict=True))
+                    finished = self._ledger.finish(self._attempt, found.items())
+                    results.update({each: found[each] for each in finished})
+                    renewal.forget(batch)
             except BaseException:
                 renewal.stop()
                 # If this fails too their leases end in time; the handler's error is the one to report.
@@ -169,10 +174,10 @@ class _Renewal:
             self._renew()
         return key_hash in self._hashes
 
-    def forget(self, key_hash: bytes) -> None:
-        """Stop renewing the lease of one key."""
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """Stop renewing the leases of these keys."""
         with self._lock:
-            self._hashes.discard(key_hash)
+            self._hashes.difference_update(hashes)
 
     def stop(self) -> None:
         """Stop renewing, and wait for the thread."""
@@ -194,15 +199,32 @@ class _Renewal:
             self._safe_until = asked + self._lease_s - self._lease_s / _TIMES_A_LEASE
 
 
+class PartitionEffects:
+    """For `foreachPartition` of RDDs and frames. Picklable."""
+
+    def __init__(self, handle: RunHandle, keys: RowKeys, handler: Callable[[Any], object]) -> None:
+        """Connect only when called."""
+        self._handle = handle
+        self._keys = keys
+        self._handler = handler
+
+    def __call__(self, rows: Iterable[Any]) -> None:
+        """Handle one partition."""
+        handlers = Handlers(self._handle, self._handled)
+        for part in self._handle.chunks(rows):
+            handlers.run(list(map(self._keys.of_row, part)), part)
+
+    def _handled(self, rows: Sequence[Any]) -> list[None]:
+        """Call the handler, and store none of what it returns."""
+        self._handle.call(self._handler, rows)
+        return [None] * len(rows)
+
+
 class BatchReplay:
     """For `mapInArrow`: the handler's result for a new key, the stored result for a known one. Picklable."""
 
     def __init__(
-        self,
-        handle: RunHandle,
-        keys: RowKeys,
-        handler: Callable[[dict[str, Any]], Mapping[str, Any]],
-        schema: pa.Schema,
+        self, handle: RunHandle, keys: RowKeys, handler: Callable[[Any], Any], schema: pa.Schema
     ) -> None:
         """Connect only when called."""
         self._handle = handle
@@ -214,19 +236,23 @@ class BatchReplay:
         """Map one partition."""
         # A run, and with it the stored results, would be as old as the stream, and in time older than their retention.
         refuse_another_batch(self._handle)
-        handlers = Handlers(self._handle)
+        handlers = Handlers(self._handle, self._handled)
         for batch in batches:
             hashes = self._keys.of_batch(batch)
-            rows = first_of_each(hashes, batch.to_pylist())
             results: dict[bytes, bytes | None] = {}
-            for part in self._handle.chunks(rows.items()):
-                results |= handlers.run(dict(part), self._call)
+            for part in self._handle.chunks(zip(hashes, batch.to_pylist(), strict=True)):
+                results |= handlers.run([each for each, _ in part], [row for _, row in part])
             yield self._as_batch([results[each] for each in hashes])
 
-    def _call(self, row: dict[str, Any]) -> bytes:
-        data = _encoded(self._handler(row))
-        # Checked before the key is done: a stored result that fits no row would fail every later evaluation.
-        self._as_batch([data])
+    def _handled(self, rows: Sequence[dict[str, Any]]) -> list[bytes]:
+        found = self._handle.call(self._handler, rows)
+        if not isinstance(found, Sequence) or len(found) != len(rows):
+            raise ConfigurationError(
+                f"a handler with batch_size= returns a list, with a result for each of its {len(rows)} rows"
+            )
+        data = [_encoded(each) for each in found]
+        # Checked before the keys are done: a stored result that fits no row would fail every later evaluation.
+        self._as_batch(data)
         return data
 
     def _as_batch(self, results: Sequence[bytes | None]) -> pa.RecordBatch:

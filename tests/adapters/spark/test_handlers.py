@@ -102,7 +102,7 @@ def test_a_task_that_waits_for_another_attempt_says_so_once_and_names_its_patien
     with pytest.raises(
         RunConflictError, match=r"1 keys of .*'r1'.* held by other attempts for more than 0\.3 s"
     ):
-        Handlers(run.handle).run({HELD: 1}, lambda _: None)
+        Handlers(run.handle, lambda _: [None]).run([HELD], [1])
     (told,) = logged(caplog, "run_waits")
     assert told.wait_s == pytest.approx(0.3, abs=0.1)
     with pytest.raises(RunConflictError, match="held by other attempts"):
@@ -118,9 +118,9 @@ def test_what_a_handler_takes_is_no_wait_for_another_attempt(begin, in_this_proc
     def handle(_):
         time.sleep(0.6)
         run.ledger.finish(other, [(HELD, b"theirs")])
-        return b"mine"
+        return [b"mine"]
 
-    assert Handlers(run.handle).run({HELD: 1, FREE: 2}, handle) == {HELD: b"theirs", FREE: b"mine"}
+    assert Handlers(run.handle, handle).run([HELD, FREE], [1, 2]) == {HELD: b"theirs", FREE: b"mine"}
 
 
 def test_handlers_are_called_in_the_order_of_the_rows(frame, begin, effects):
