@@ -207,7 +207,7 @@ def run_block(example: Example) -> None:
         match shlex.split(line, comments=True):
             case []:
                 pass
-            case ["pip", "install", requirement]:
+            case ["pip", "install", requirement, *_]:
                 assert_extras_exist(requirement)
             case ["export", setting]:
                 name, _, url = setting.partition("=")
@@ -268,10 +268,10 @@ class Servers(dict[str, str]):
 
 
 def assert_extras_exist(requirement: str) -> None:
-    name, extras = re.fullmatch(r"([\w-]+)\[([\w,]+)\]", requirement).groups()  # type: ignore[union-attr]
+    name, extras = re.fullmatch(r"([\w-]+)(?:\[([\w,]+)\])?", requirement).groups()  # type: ignore[union-attr]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert name == project["name"]
-    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert set(extras.split(",") if extras else ()) <= set(project["optional-dependencies"])
 
 
 def test_the_permissions_of_a_consumer_are_those_that_the_contract_runs_with():
