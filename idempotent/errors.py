@@ -23,6 +23,7 @@
     │   ├── RunFencedError            the step is not allowed: another process aborted the run or took it over
     │   ├── RunInputChangedError      the run was begun with other input
     │   ├── RunConflictError          another run holds a key, or another driver the run, and the wait for it ended
+    │   ├── UnknownRunError           the ledger has no run of this name
     │   ├── UnpublishedClaimsError    the run claimed other keys than it is about to publish
     │   └── ClaimsExpiredError        the store may have forgotten claims of the run
     ├── InProgressError               another call has the key, or its result cannot be waited for any longer
@@ -282,6 +283,10 @@ class RunInputChangedError(RunError):
 
 class RunConflictError(RunError):
     """Another run that has not ended holds a key of this run, or another driver has this run."""
+
+
+class UnknownRunError(RunError):
+    """The ledger has no run of this name."""
 
 
 class UnpublishedClaimsError(RunError):

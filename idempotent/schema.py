@@ -39,6 +39,9 @@ MAX_TABLE_NAME: Final = 40
 OUTPUT_REF_LENGTH: Final = 1000
 """Width of ``output_ref``, the location of a run's output, in characters."""
 
+DRIVER_LENGTH: Final = 255
+"""Width of ``driver``, the host and the process that had a run last, in characters."""
+
 KEY_TEXT_LENGTH: Final = 255
 """Width of ``k``, the readable text of a key, in characters. The key itself is ``key_hash``."""
 
@@ -250,6 +253,7 @@ def _runs(metadata: MetaData, name: str) -> Table:
         Column("expires_at", BigInteger, nullable=True),
         Column("prepared_epoch", Integer, nullable=True),
         Column("manifest", _long_binary(), nullable=True),
+        Column("driver", _exact_text(DRIVER_LENGTH), nullable=True),
         Index(f"uq_{name}_generation", "run_hash", "generation", unique=True),
         Index(f"ix_{name}_expires_at", "expires_at"),
         key="token",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     )
     from idempotent.adapters.spark.bulk import bulk_dedup
     from idempotent.adapters.spark.keys import key_hash
-    from idempotent.adapters.spark.ledger import OnConflict, StoreConfig
+    from idempotent.adapters.spark.ledger import OnConflict, StoreConfig, abort_run
     from idempotent.adapters.spark.publication import Publication
     from idempotent.adapters.spark.run import IdempotentRun
     from idempotent.adapters.spark.streaming import foreach_batch
@@ -26,6 +26,7 @@ __all__ = [
     "OnConflict",
     "Publication",
     "StoreConfig",
+    "abort_run",
     "bulk_dedup",
     "foreach_batch",
     "idempotent_batches",
@@ -41,6 +42,7 @@ _MODULES: Final = {
     "OnConflict": "ledger",
     "Publication": "publication",
     "StoreConfig": "ledger",
+    "abort_run": "ledger",
     "bulk_dedup": "bulk",
     "foreach_batch": "streaming",
     "idempotent_batches": "api",

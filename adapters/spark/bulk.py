@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from idempotent.adapters.spark.deduplication import one_per_key
 from idempotent.adapters.spark.keys import HASH_COLUMN, Columns, key_hash, with_hash
 from idempotent.adapters.spark.ledger.ledger import RunLedger
-from idempotent.adapters.spark.ledger.refusals import require_open
+from idempotent.adapters.spark.ledger.refusals import command, require_open
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.ledger.runs import RunState
 from idempotent.adapters.spark.ledger.waits import Patience
@@ -142,5 +143,5 @@ def _take_turn(ledger: RunLedger, handle: RunHandle) -> None:
         ):
             raise RunConflictError(
                 f"another run of consumer {handle.ref.consumer!r} has the turn: {other}. Begin {handle.ref} again when "
-                "that one has ended"
+                f"that one has ended. Type: {command('show', replace(handle.ref, run_id=other.run_id))}"
             )

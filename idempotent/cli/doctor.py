@@ -12,11 +12,13 @@ from urllib.parse import urlencode
 import typer
 
 from idempotent.adapters import adapter_from_url
+from idempotent.adapters.spark.ledger import RunState, open_ledger
 from idempotent.admin import DEAD_LIST, Finding, KeyAdmin, KeyFilter, Level
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.pauses import pauses_in
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.claims import KeyStatus
+from idempotent.cli import runs
 from idempotent.cli.exits import ExitCode
 from idempotent.cli.keys.pausing import in_words as pause_in_words
 from idempotent.cli.modules import registry_at
@@ -50,7 +52,6 @@ from idempotent.views.text import count
 
 # Enough to see the retention of every active consumer; few enough to read in one go.
 _SAMPLE: Final = 2000
-_RUN_WAITS_S: Final = 3600.0
 _SHOWN_RUNS: Final = 5
 _MARKS: Final = {
     Level.ERROR: "[bold red]error:[/bold red]",
@@ -226,12 +227,12 @@ def _look(
 
 
 def _runs(url: str, table: str | None, prefix: str | None) -> Iterator[Finding]:
-    """Spark's runs that no driver has had for an hour, the oldest first; others wait for their keys."""
-    from idempotent.adapters.spark.ledger import RunState, open_store
-
-    with closing(open_store(ledger_of(url, table, prefix))) as store:
-        waiting = store.waiting(_RUN_WAITS_S)
-    for state, what, hint in (
+    """Spark's runs that no driver has, those first that wait for longest; others wait for the keys of PREPARED ones."""
+    options = runs.options_of(url, table, prefix)
+    with open_ledger(ledger_of(url, table, prefix)) as ledger:
+        unfinished = [*ledger.store.listed({RunState.OPEN, RunState.PREPARED})]
+    waiting = sorted((row for row in unfinished if row.lapsed), key=lambda row: row.lease_until_us)
+    for state, what, otherwise in (
         (
             RunState.OPEN,
             "OPEN, so the next run that meets its keys aborts it",
@@ -240,18 +241,23 @@ def _runs(url: str, table: str | None, prefix: str | None) -> Iterator[Finding]:
         (
             RunState.PREPARED,
             "PREPARED, so it may have published, and other runs wait for its keys",
-            "begin it again with this run_id; if that never succeeds: docs/spark.md, A publication that never succeeds",
+            runs.PUBLISH_AGAIN,
         ),
     ):
-        if found := [each for each in waiting if each.state is state]:
-            names = ", ".join(each.name for each in found[:_SHOWN_RUNS])
+        if found := [row for row in waiting if row.state is state]:
+            names = ", ".join(f"{row.ref.consumer} {row.ref.run_id!r}" for row in found[:_SHOWN_RUNS])
             more = f" and {len(found) - _SHOWN_RUNS} more" if len(found) > _SHOWN_RUNS else ""
+            first = found[0].ref
+            one = f"idempotent runs show {quote(first.run_id)} --consumer {quote(first.consumer)} {options}"
+            all_ = f"idempotent runs list --state {state.name.lower()} {options}"
             yield Finding(
                 Level.WARNING,
                 f"{len(found)} of Spark's runs {'has' if len(found) == 1 else 'have'} had no driver for up to "
-                f"{found[0].lapsed_s / 3600:,.1f} h ({what}): {names}{more}",
-                hint,
+                f"{in_words(-found[0].lease_rest_s)} ({what}): {names}{more}",
+                f"{otherwise}. What else helps: {one if len(found) == 1 else all_}",
             )
+    if unfinished and not waiting:
+        yield Finding(Level.OK, f"no run of Spark waits for a driver; at work: {len(unfinished)}")
 
 
 def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:

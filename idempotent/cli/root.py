@@ -108,9 +108,10 @@ COMMANDS: Final = (
     Command("migrate", "idempotent.cli.migrate:app"),
     Command("keys", "idempotent.cli.keys.command:app"),
     Command("offsets", "idempotent.cli.offsets:app"),
+    Command("runs", "idempotent.cli.runs:app"),
     Command(
         "gc",
-        "idempotent.cli.gc:gc",
+        "idempotent.cli.keys.gc:gc",
         """
         idempotent gc --url sqlite:///app.db
         idempotent gc --url mysql+pymysql://user:password@host/db --batch-size 5000 --json

@@ -90,6 +90,7 @@ def define_runs(metadata: sa.MetaData, table: str) -> None:
         sa.Column("expires_at", sa.BigInteger(), nullable=True),
         sa.Column("prepared_epoch", sa.Integer(), nullable=True),
         sa.Column("manifest", _blob(), nullable=True),
+        sa.Column("driver", _text(255), nullable=True),
         sa.PrimaryKeyConstraint("token", name=f"pk_{runs}"),
         sa.Index(f"uq_{runs}_generation", "run_hash", "generation", unique=True),
         sa.Index(f"ix_{runs}_expires_at", "expires_at"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from idempotent.adapters.spark.ledger.aborting import abort_run
 from idempotent.adapters.spark.ledger.claims import (
     ATTEMPT_BYTES,
     FINGERPRINT_BYTES,
@@ -36,6 +37,7 @@ __all__ = [
     "RunState",
     "RunStore",
     "StoreConfig",
+    "abort_run",
     "open_ledger",
     "open_store",
 ]

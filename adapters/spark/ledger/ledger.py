@@ -31,7 +31,14 @@ from idempotent.adapters.spark.ledger.refusals import (
     unpublished,
     wrong_state,
 )
-from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState, Standing, new_token
+from idempotent.adapters.spark.ledger.runs import (
+    RunChange,
+    RunRef,
+    RunRow,
+    RunState,
+    Standing,
+    next_generation,
+)
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.errors import ConfigurationError, StoreBusyError
@@ -123,8 +130,7 @@ class RunLedger:
                     raise refusal
                 continue
             if newest is None or newest.state is RunState.ABORTED:
-                generation = 1 if newest is None else newest.ref.generation + 1
-                ref = RunRef(consumer, run_id, generation, new_token(), epoch=1)
+                ref = next_generation(consumer, run_id, newest)
                 row = self._begin_next(ref, newest, fingerprint, lease_us)
             elif newest.state is RunState.COMMITTED:
                 row = newest.at(newest.prepared)

@@ -6,7 +6,7 @@
                               owned (the number of OWNED claims with the mark of this epoch), prepared (the epoch that
                               was PREPARED, 0 before), manifest, memory (the server and its evictions, see
                               RedisRunStore), pointer (the name above), keep (milliseconds, once it has ended),
-                              run_id (readable)
+                              k (its key, readable), driver (host and process)
 `<prefix>claim:<key hash>`    a string, of 20 bytes after the colon; see below
 ============================  ======================================================================================
 
@@ -31,24 +31,25 @@ drivers that began them. Other runs do not expire.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from itertools import islice
 from struct import Struct
 from typing import Any, Final
 
 from idempotent.adapters.spark.ledger.claims import MAX_ROWS, ClaimState, Holder, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.runs import (
-    MICROSECONDS,
     RunChange,
     RunRef,
     RunRow,
     RunState,
     Standing,
-    WaitingRun,
+    names_in,
+    this_driver,
 )
 from idempotent.adapters.spark.ledger.store import RunStore
-from idempotent.keys import KeySpace, id_in
+from idempotent.keys import KeySpace
 from idempotent.stores.redis.client import open_client
 from idempotent.stores.redis.scripts import Lua, RedisStore
 
@@ -66,7 +67,9 @@ def _script(name: str) -> Lua:
 
 
 _RUN_INSERT, _RUN_CHANGE = _script("insert_run"), _script("change_run")
-_RUN_READ, _RUN_STANDINGS = _script("read_run"), _script("states")
+_RUN_READ, _RUN_FIELDS = _script("read_run"), _script("fields")
+# In the order of `read_run.lua`, but for the key; a manifest may be large, so another field is in its place.
+_LISTED: Final = b"k state generation epoch fingerprint output_ref lease began prepared none driver".split()
 _CLAIM, _STEAL = _script("claim"), _script("steal")
 _HOLD, _TAKE_OVER, _FINISH = _script("hold"), _script("take_over"), _script("finish")
 _RENEW_PENDING, _GIVE_UP = _script("renew_pending"), _script("give_up")
@@ -98,19 +101,14 @@ class RedisRunStore(RunStore):
 
     def newest(self, consumer: str, run_id: str) -> RunRow | None:
         row = self._store.run(_RUN_READ, [self._names.newest(consumer, run_id)], [self._names.runs])
-        return _run_row(consumer, run_id, int(row[1]), row) if row else None
+        return _run_row((consumer, run_id), int(row[1]), row) if row else None
 
     def find(self, ref: RunRef) -> RunRow | None:
         row = self._store.run(_RUN_READ, [self._names.run(ref.token)], ())
-        return _run_row(ref.consumer, ref.run_id, ref.token, row) if row else None
+        return _run_row((ref.consumer, ref.run_id), ref.token, row) if row else None
 
     def standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
-        found = self._store.run(_RUN_STANDINGS, [self._names.run(token) for token in tokens], ())
-        return {
-            token: Standing(RunState(int(state)), int(epoch), int(prepared), run_id.decode())
-            for token, (state, epoch, prepared, run_id) in zip(tokens, found, strict=True)
-            if state
-        }
+        return {row.ref.token: row.standing for row in self._rows(tokens)}
 
     def count_owned(self, ref: RunRef) -> int:
         with self._store.edge():
@@ -119,9 +117,11 @@ class RedisRunStore(RunStore):
 
     def insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
         names = [self._names.newest(ref.consumer, ref.run_id), self._names.run(ref.token)]
-        run_id = id_in(KeySpace(ref.consumer, "run").key(ref.run_id).text).encode()
+        key = KeySpace(ref.consumer, "run").key(ref.run_id).text.encode()
         told = (ref.token, _text(newest), ref.generation, fingerprint or b"", lease_us)
-        self._store.run(_RUN_INSERT, names, (*told, self._memory(), self._keep_ms, run_id))
+        self._store.run(
+            _RUN_INSERT, names, (*told, self._memory(), self._keep_ms, key, this_driver().encode())
+        )
 
     def change_run(self, token: int, change: RunChange) -> bool:
         arguments = (
@@ -138,22 +138,31 @@ class RedisRunStore(RunStore):
             (change.output_ref or "").encode(),
             self._keep_ms,
             self._memory() if change.resumes else b"",
+            this_driver().encode(),
         )
         return bool(self._store.run(_RUN_CHANGE, [self._names.run(token)], arguments))
 
-    def waiting(self, lapsed_s: float) -> Sequence[WaitingRun]:
-        found = []
+    def listed(self, states: Collection[RunState], consumer: str | None = None) -> Iterator[RunRow]:
+        wanted = None if consumer is None else names_in(KeySpace(consumer, "run").key("").text)[0]
+        seen: set[int] = set()
         with self._store.edge():
             client: Any = self._store.client
-            seconds, microseconds = client.time()
-            now_us = seconds * MICROSECONDS + microseconds
-            for name in client.scan_iter(match=self._names.any_run, count=MAX_ROWS, _type="HASH"):
-                state, lease, run_id = client.hmget(name, "state", "lease", "run_id")
-                passed_s = (now_us - int(lease or now_us)) / MICROSECONDS
-                if int(state or 0) in (RunState.OPEN, RunState.PREPARED) and passed_s >= lapsed_s:
-                    text = run_id.decode() if isinstance(run_id, bytes) else str(run_id)
-                    found.append(WaitingRun(repr(text), RunState(int(state)), passed_s))
-        return sorted(found, key=lambda each: -each.lapsed_s)[:MAX_ROWS]
+            found = client.scan_iter(match=self._names.any_run, count=MAX_ROWS, _type="HASH")
+            while page := list(islice(found, MAX_ROWS)):
+                texts = (name.decode() if isinstance(name, bytes) else name for name in page)
+                # SCAN may return a name twice.
+                new = {int(text.rpartition(":")[2]) for text in texts} - seen
+                seen |= new
+                for row in self._rows(new):
+                    if row.state in states and wanted in (None, row.ref.consumer):
+                        yield row
+
+    def _rows(self, tokens: Collection[int]) -> Iterator[RunRow]:
+        """The runs that are stored, without manifests."""
+        now_us, *rows = self._store.run(_RUN_FIELDS, [self._names.run(token) for token in tokens], _LISTED)
+        for token, (key, *row) in zip(tokens, rows, strict=True):
+            if key is not None:
+                yield _run_row(names_in(key.decode()), token, [now_us, None, *row])
 
     def lost(self, token: int) -> str | None:
         with self._store.edge():
@@ -258,7 +267,7 @@ def _text(number: int | None) -> bytes:
     return b"" if number is None else b"%d" % number
 
 
-def _run_row(consumer: str, run_id: str, token: int, row: Sequence[Any]) -> RunRow:
+def _run_row(names: tuple[str, str], token: int, row: Sequence[Any]) -> RunRow:
     (
         now_us,
         _,
@@ -271,9 +280,10 @@ def _run_row(consumer: str, run_id: str, token: int, row: Sequence[Any]) -> RunR
         began_at,
         prepared,
         manifest,
+        driver,
     ) = row
     return RunRow(
-        ref=RunRef(consumer, run_id, int(generation), token, int(epoch)),
+        ref=RunRef(*names, int(generation), token, int(epoch)),
         state=RunState(int(state)),
         fingerprint=fingerprint or None,
         output_ref=None if output_ref is None else output_ref.decode(),
@@ -282,6 +292,7 @@ def _run_row(consumer: str, run_id: str, token: int, row: Sequence[Any]) -> RunR
         now_us=now_us,
         prepared=int(prepared),
         manifest=manifest,
+        driver=driver.decode(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Final
 
 from idempotent.adapters.spark.ledger.runs import RunRef, RunRow, RunState, Standing
@@ -11,6 +12,7 @@ from idempotent.errors import (
     RunFencedError,
     RunInputChangedError,
     StoreReplacedError,
+    UnknownRunError,
     UnpublishedClaimsError,
 )
 
@@ -18,7 +20,7 @@ _ADVICE: Final = {
     RunState.OPEN: ": prepare it first",
     RunState.PREPARED: (
         ": it may have published. Begin it again and publish, or, if you know that nothing of it is published and no "
-        "driver is publishing, call abort(unpublished=True)"
+        "driver is publishing, abort it"
     ),
     RunState.COMMITTED: ", which is final",
     RunState.ABORTED: ": its lease ended, or its driver aborted it. Begin it again, for the next generation",
@@ -78,6 +80,14 @@ def unknown_run(ref: RunRef, where: str) -> StoreReplacedError:
     )
 
 
+def no_such_run(consumer: str, run_id: str, where: str) -> UnknownRunError:
+    """The error for a run that was never begun under this name, or is forgotten."""
+    return UnknownRunError(
+        f"{where} has no run {run_id!r} of consumer {consumer!r}: the name is another one, or its retention is over. "
+        "Type: idempotent runs list"
+    )
+
+
 def unclaimed_key(ref: RunRef, state: RunState) -> RunInputChangedError:
     """The error for a key that a run meets only after it has made all its claims."""
     return RunInputChangedError(
@@ -102,24 +112,31 @@ def require_same_input(row: RunRow, fingerprint: bytes | None) -> None:
         )
 
 
+def command(what: str, ref: RunRef, options: str = "") -> str:
+    """What to type about a run. The URL of the store is for the reader to add: it may have a password."""
+    return f"idempotent runs {what} {quote(ref.run_id)} --consumer {quote(ref.consumer)}{options}"
+
+
 def another_driver(row: RunRow) -> RunConflictError:
     """The error for a run that another driver has."""
     return RunConflictError(
-        f"{row.ref} is {row.state.name}, and another driver has it, whose lease ends in {row.lease_rest_s:.1f} s "
-        "unless it is renewed. Let that driver end, or begin the run with takeover=True, which fences it"
+        f"{row.ref} is {row.state.name}, and another driver has it: {row.holder}. Let that driver end, or begin the "
+        "run with takeover=True, which fences it"
     )
 
 
 def wrong_state(ref: RunRef, state: RunState) -> RunFencedError:
     """The error for a step that the run's state does not allow."""
-    return RunFencedError(f"{ref} is {state.name}" + _ADVICE.get(state, ""))
+    typed = f". Type: {command('abort', ref, ' --unpublished')}" if state is RunState.PREPARED else ""
+    return RunFencedError(f"{ref} is {state.name}" + _ADVICE.get(state, "") + typed)
 
 
 def unpublished(ref: RunRef, *, keys: int, rows: int) -> UnpublishedClaimsError:
     """The error for a run that has claimed another number of keys than it publishes rows."""
     return UnpublishedClaimsError(
         f"{ref} has claimed {_counted(keys, 'key')}, and {_counted(rows, 'row')} would be published. Publish all rows "
-        "that `dedup` returns, one for each key, or say what happens to the other keys: see `stage`"
+        "that `dedup` returns, one for each key, or say what happens to the other keys: see `stage`. Type: "
+        f"{command('show', ref)}"
     )
 
 

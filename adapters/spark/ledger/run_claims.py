@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeAlias
 
 from idempotent.adapters.spark.ledger.claims import Owner
 from idempotent.adapters.spark.ledger.ledger import RunLedger
-from idempotent.adapters.spark.ledger.refusals import require_alive, unclaimed_key
+from idempotent.adapters.spark.ledger.refusals import command, require_alive, unclaimed_key
 from idempotent.adapters.spark.ledger.runs import RunRef, RunState, Standing
 from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.errors import RunConflictError, StoreReplacedError
@@ -257,7 +257,8 @@ class RunClaims:
                 return self._divert(token, keys, marks, decided)
             case OnConflict.FAIL:
                 raise RunConflictError(
-                    f"{self._ref}: {len(keys)} keys are owned by {owner}. Try again when that run has ended"
+                    f"{self._ref}: {len(keys)} keys are owned by {owner}. Try again when that run has ended. Type: "
+                    f"{self._show(owner)}"
                 )
 
     def _divert(self, token: int, keys: _Marks, marks: _Marks, decided: dict[bytes, KeyDecision]) -> _Step:
@@ -272,9 +273,14 @@ class RunClaims:
         patience.share(self._ledger.store, self._ref, (f"run {token}".encode() for token in live))
         if not patience.wait(self._ref, lambda: f"keys of other runs: {shown}", self._poll_s):
             raise RunConflictError(
-                f"{self._ref}: waited {self._timeout_s:g} s for keys of other runs: {shown}. "
-                "An OPEN one is taken over when its lease ends. Begin a PREPARED one again: publish it, or abort it"
+                f"{self._ref}: waited {self._timeout_s:g} s for keys of other runs: {shown}. An OPEN one is taken over "
+                "when its lease ends. Begin a PREPARED one again: publish it, or abort it. "
+                f"Type: {self._show(next(iter(live.values())))}"
             )
+
+    def _show(self, other: Standing) -> str:
+        """What to type about a run, which is of the same consumer."""
+        return command("show", replace(self._ref, run_id=other.run_id))
 
 
 class _Step(Enum):

@@ -16,16 +16,24 @@ claims of the PREPARED epoch count: a key that an earlier attempt claimed and th
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Final, NamedTuple
+from urllib.parse import unquote
 
 from idempotent.errors import ConfigurationError
+from idempotent.keys import consumer_in, id_in
+from idempotent.schema import DRIVER_LENGTH
 
 MICROSECONDS: Final = 1_000_000
 _TOKEN_BITS: Final = 63
 _MARGIN: Final = 0.1
+# The end of the year 9999, after which a datetime cannot be.
+_LAST_S: Final = 253402300799
 
 
 class RunState(IntEnum):
@@ -56,12 +64,14 @@ class Standing(NamedTuple):
         epoch: of its newest attempt.
         prepared: the epoch of the attempt that was PREPARED; 0 before.
         run_id: the name of its unit of work, for people: readable, and cut if it is long.
+        holder: which driver has it, and until when, in words.
     """
 
     state: RunState
     epoch: int = 0
     prepared: int = 0
     run_id: str = ""
+    holder: str = ""
 
     @property
     def is_closed(self) -> bool:
@@ -79,25 +89,17 @@ class Standing(NamedTuple):
         return self.state is RunState.COMMITTED and mark == self.prepared
 
     def __str__(self) -> str:
-        return f"run {self.run_id!r}, which is {self.state.name}"
+        holder = f" ({self.holder})" if self.holder and not self.state.is_final else ""
+        return f"run {self.run_id!r}, which is {self.state.name}{holder}"
 
     def frees(self, mark: int) -> bool:
         """Whether claims with this mark can never be in committed output."""
         return self.state is RunState.ABORTED or (self.is_closed and mark != self.prepared)
 
 
-class WaitingRun(NamedTuple):
-    """A run that no driver has any more, and that is not over.
-
-    Attributes:
-        name: its consumer and run_id, readable; Redis tells the run_id alone.
-        state: OPEN or PREPARED.
-        lapsed_s: how long ago its lease ended, in seconds.
-    """
-
-    name: str
-    state: RunState
-    lapsed_s: float
+def names_in(text: str) -> tuple[str, str]:
+    """The consumer and the run_id in the readable key of a run, as far as that tells them."""
+    return unquote(consumer_in(text).rpartition(":")[0]), unquote(id_in(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ class RunRow:
         now_us: the store's clock when the row was read.
         prepared: the epoch of the attempt that was PREPARED; 0 before.
         manifest: what that attempt staged, as given to `prepare`.
+        driver: host and process of the newest attempt; empty if an older version of this package began it.
     """
 
     ref: RunRef
@@ -148,6 +151,7 @@ class RunRow:
     now_us: int
     prepared: int = 0
     manifest: bytes | None = None
+    driver: str = ""
 
     @property
     def lapsed(self) -> bool:
@@ -162,7 +166,16 @@ class RunRow:
     @property
     def standing(self) -> Standing:
         """How far the run is."""
-        return Standing(self.state, self.ref.epoch, self.prepared, self.ref.run_id)
+        return Standing(self.state, self.ref.epoch, self.prepared, self.ref.run_id, self.holder)
+
+    @property
+    def holder(self) -> str:
+        """Which driver has it, and until when, in words."""
+        until = datetime.fromtimestamp(min(self.lease_until_us // MICROSECONDS, _LAST_S), UTC).isoformat()
+        name, rest_s = self.driver or "of unknown name", self.lease_rest_s
+        if self.lapsed:
+            return f"no driver has it: the lease of driver {name} ended {-rest_s:.0f} s ago, at {until}"
+        return f"driver {name} has it until {until}, {rest_s:.1f} s from now, unless it renews its lease"
 
     def at(self, epoch: int) -> RunRow:
         """The row as the attempt of this epoch has it."""
@@ -180,7 +193,7 @@ class RunChange:
         to: the new state; None keeps it. A change to PREPARED also stores the epoch as the prepared one.
         lease_us: the lease ends this many microseconds from now; None keeps it.
         epoch: condition: the epoch is this one; None accepts any.
-        resumes: the epoch grows by 1.
+        resumes: the epoch grows by 1, and the driver is this one.
         owned: condition: the run has this many OWNED claims with the mark of its epoch; None does not count them.
         max_age_us: condition: the run began at most this many microseconds ago; None accepts any age.
         only_lapsed: condition: the lease has ended.
@@ -221,6 +234,7 @@ class RunChange:
             output_ref=row.output_ref if self.output_ref is None else self.output_ref,
             prepared=row.ref.epoch if self.to is RunState.PREPARED else row.prepared,
             manifest=row.manifest if self.manifest is None else self.manifest,
+            driver=this_driver() if self.resumes else row.driver,
         )
 
 
@@ -259,6 +273,12 @@ class Retention:
         return lease_us
 
 
-def new_token() -> int:
-    """A random token, different from those of all other runs."""
-    return secrets.randbits(_TOKEN_BITS) or 1
+def this_driver() -> str:
+    """The host and the process that begin a run, for people."""
+    return f"{ascii(socket.gethostname())[1:-1]}:{os.getpid()}"[-DRIVER_LENGTH:]
+
+
+def next_generation(consumer: str, run_id: str, newest: RunRow | None) -> RunRef:
+    """The first attempt at the generation after the newest, with a token different from those of all other runs."""
+    token = secrets.randbits(_TOKEN_BITS) or 1
+    return RunRef(consumer, run_id, 1 if newest is None else newest.ref.generation + 1, token, epoch=1)

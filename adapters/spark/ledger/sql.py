@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -13,19 +13,19 @@ from sqlalchemy import Engine
 from idempotent.adapters.spark.ledger.claims import MAX_ROWS, ClaimState, Holder, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.runs import (
-    MICROSECONDS,
     RunChange,
     RunRef,
     RunRow,
     RunState,
     Standing,
-    WaitingRun,
+    names_in,
+    this_driver,
 )
 from idempotent.adapters.spark.ledger.sql_claims import ClaimTable, listed
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.errors import StoreReplacedError
 from idempotent.forks import free_in_child
-from idempotent.keys import Key, KeySpace, consumer_in, id_in
+from idempotent.keys import SHOWN, Key, KeySpace
 from idempotent.schema import runs_name
 from idempotent.stores.sql.connections import Connections
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
@@ -34,7 +34,7 @@ from idempotent.stores.sql.engines import engine_from
 
 T = TypeVar("T")
 _COLUMNS: Final = "token, generation, state, epoch, fingerprint, output_ref, lease_until, began_at"
-_PREPARED: Final = "prepared_epoch, manifest"
+_PREPARED: Final = "prepared_epoch, driver"
 
 
 class SqlRunStore(RunStore):
@@ -115,8 +115,14 @@ class SqlRunStore(RunStore):
     def abandoned(self) -> Sequence[int]:
         return self._run(lambda db, on: on.garbage.abandoned(db))
 
-    def waiting(self, lapsed_s: float) -> Sequence[WaitingRun]:
-        return self._run(lambda db, on: on.runs.waiting(db, lapsed_s))
+    def listed(self, states: Collection[RunState], consumer: str | None = None) -> Iterator[RunRow]:
+        page = self._page(states, consumer, after=0)
+        while page:
+            yield from page
+            page = self._page(states, consumer, after=page[-1].ref.token)
+
+    def _page(self, states: Collection[RunState], consumer: str | None, after: int) -> list[RunRow]:
+        return self._run(lambda db, on: on.runs.page(db, states, consumer, after))
 
     def collect(self, limit: int) -> int:
         deleted = self._run(lambda db, on: on.garbage.delete_claims(db, limit))
@@ -204,19 +210,15 @@ class RunTable:
         self.name: Final = dialect.quoted(runs_name(table))
         self._dialect = dialect
         text, now = dialect.markers, dialect.now_us
-        row = f"SELECT {_COLUMNS}, {_PREPARED}, {now} FROM {self.name}"
+        row = f"SELECT {_COLUMNS}, {_PREPARED}, {now}, manifest FROM {self.name}"
         self._newest = text(f"{row} WHERE run_hash = ? ORDER BY generation DESC LIMIT 1")
         self._find = text(f"{row} WHERE token = ?")
+        self._listed = f"SELECT {_COLUMNS}, {_PREPARED}, {now}, NULL, {dialect.in_utf8('k')} FROM {self.name}"
         self._insert = text(
             f"INSERT INTO {self.name}"
-            " (token, run_hash, generation, k, state, epoch, fingerprint, retention, began_at, update_at, lease_until)"
-            f" VALUES (?, ?, ?, ?, {RunState.OPEN:d}, 1, ?, {retention_us}, {now}, {now}, {now} + ?)"
+            " (token, run_hash, generation, k, state, epoch, fingerprint, retention, began_at, update_at, lease_until,"
+            f" driver) VALUES (?, ?, ?, ?, {RunState.OPEN:d}, 1, ?, {retention_us}, {now}, {now}, {now} + ?, ?)"
             f" {dialect.if_stored(column='token', any_key=True)}"
-        )
-        self._waiting = text(
-            f"SELECT state, {dialect.in_utf8('k')}, {now} - lease_until FROM {self.name}"
-            f" WHERE state IN ({RunState.OPEN:d}, {RunState.PREPARED:d}) AND lease_until <= {now} - ?"
-            f" ORDER BY lease_until LIMIT {MAX_ROWS:d}"
         )
         lock = "" if dialect.name == "sqlite" else " FOR UPDATE"
         self._lock: Final = text(f"SELECT token FROM {self.name} WHERE token = ?{lock}")
@@ -226,27 +228,31 @@ class RunTable:
     def newest(self, connection: DriverConnection, consumer: str, run_id: str) -> RunRow | None:
         """The row of the greatest generation."""
         rows = query(connection, self._newest, (_key(consumer, run_id).hash,))
-        return _row(consumer, run_id, rows[0]) if rows else None
+        return _row((consumer, run_id), rows[0]) if rows else None
 
     def find(self, connection: DriverConnection, ref: RunRef) -> RunRow | None:
         """The row with this token."""
         rows = query(connection, self._find, (ref.token,))
-        return _row(ref.consumer, ref.run_id, rows[0]) if rows else None
+        return _row((ref.consumer, ref.run_id), rows[0]) if rows else None
 
     def standings(self, connection: DriverConnection, tokens: Collection[int]) -> dict[int, Standing]:
         """How far the runs are that are stored."""
-        found = query(connection, self._standings(len(tokens)), tuple(tokens))
-        return {
-            int(token): Standing(RunState(state), epoch, prepared or 0, id_in(bytes(key).decode()))
-            for token, state, epoch, prepared, key in found
-        }
+        rows = map(_listed_row, query(connection, self._standings(len(tokens)), tuple(tokens)))
+        return {row.ref.token: row.standing for row in rows}
 
-    def waiting(self, connection: DriverConnection, lapsed_s: float) -> list[WaitingRun]:
-        """Those that no driver has had for that long."""
-        return [
-            WaitingRun(_shown(bytes(key).decode()), RunState(state), float(lapsed_us) / MICROSECONDS)
-            for state, key, lapsed_us in query(connection, self._waiting, (round(lapsed_s * MICROSECONDS),))
-        ]
+    def page(
+        self, connection: DriverConnection, states: Collection[RunState], consumer: str | None, after: int
+    ) -> list[RunRow]:
+        """Some rows in these states, by their tokens, from the one after this token."""
+        head = "" if consumer is None else f"{KeySpace(consumer, 'run').name}:"[:SHOWN]
+        wanted = ", ".join(f"{state:d}" for state in sorted(states))
+        # Not LIKE: a consumer's name may contain its wildcards.
+        statement = self._dialect.markers(
+            f"{self._listed} WHERE token > ? AND state IN ({wanted}) AND SUBSTR(k, 1, {len(head)}) = ?"
+            f" ORDER BY token LIMIT {MAX_ROWS:d}"
+        )
+        values = (after, self._dialect.storable(connection, head))
+        return [*map(_listed_row, query(connection, statement, values))]
 
     def lock(self, connection: DriverConnection, token: int) -> None:
         """Wait for the claims that are under way, and let no other begin before the end of this transaction."""
@@ -258,7 +264,8 @@ class RunTable:
         """Insert an OPEN row of epoch 1 if its generation does not exist."""
         key = _key(ref.consumer, ref.run_id)
         text = self._dialect.storable(connection, key.text)
-        execute(connection, self._insert, (ref.token, key.hash, ref.generation, text, fingerprint, lease_us))
+        values = (ref.token, key.hash, ref.generation, text, fingerprint, lease_us, this_driver())
+        execute(connection, self._insert, values)
 
     def change(self, connection: DriverConnection, token: int, change: RunChange) -> bool:
         """Make a change iff its conditions hold, except that on the number of claims: one UPDATE."""
@@ -284,12 +291,12 @@ class RunTable:
         if change.fingerprint is not None:
             sets.append("fingerprint = COALESCE(fingerprint, ?)")
             values.append(change.fingerprint)
-        if change.manifest is not None:
-            sets.append("manifest = ?")
-            values.append(change.manifest)
-        if change.output_ref is not None:
-            sets.append("output_ref = ?")
-            values.append(change.output_ref)
+        driver = this_driver() if change.resumes else None
+        stored = {"manifest": change.manifest, "output_ref": change.output_ref, "driver": driver}
+        for column, value in stored.items():
+            if value is not None:
+                sets.append(f"{column} = ?")
+                values.append(value)
         if change.resumes:
             sets.append(f"epoch = epoch + 1, retention = {self._at_least}")
         if change.epoch is not None:
@@ -313,22 +320,19 @@ class RunTable:
         return f"EXISTS (SELECT 1 FROM {self.name} WHERE token = ? AND epoch = ? AND state = {RunState.OPEN:d}{lock})"
 
     def _standings_of(self, count: int) -> str:
-        return self._dialect.markers(
-            f"SELECT token, state, epoch, prepared_epoch, {self._dialect.in_utf8('k')} FROM {self.name}"
-            f" WHERE token IN {listed(count)}"
-        )
+        return self._dialect.markers(f"{self._listed} WHERE token IN {listed(count)}")
 
 
 def _key(consumer: str, run_id: str) -> Key:
     return KeySpace(consumer, "run").key(run_id)
 
 
-def _shown(key: str) -> str:
-    """A run as people call it: its consumer and its run_id."""
-    return f"{consumer_in(key).rpartition(':')[0]} {id_in(key)!r}"
+def _listed_row(row: Row) -> RunRow:
+    """A row that has its key in the place of the names."""
+    return _row(names_in(bytes(row[-1]).decode()), row[:-1])
 
 
-def _row(consumer: str, run_id: str, row: Row) -> RunRow:
+def _row(names: tuple[str, str], row: Row) -> RunRow:
     (
         token,
         generation,
@@ -339,11 +343,12 @@ def _row(consumer: str, run_id: str, row: Row) -> RunRow:
         lease_until,
         began_at,
         prepared,
-        manifest,
+        driver,
         now,
+        manifest,
     ) = row
     return RunRow(
-        ref=RunRef(consumer, run_id, generation, token, epoch),
+        ref=RunRef(*names, generation, token, epoch),
         state=RunState(state),
         fingerprint=None if fingerprint is None else bytes(fingerprint),
         output_ref=output_ref,
@@ -352,6 +357,7 @@ def _row(consumer: str, run_id: str, row: Row) -> RunRow:
         now_us=int(now),
         prepared=prepared or 0,
         manifest=None if manifest is None else bytes(manifest),
+        driver=driver or "",
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from idempotent.adapters.spark.ledger.claims import Holder, Owner, Owners, PendingRow
-from idempotent.adapters.spark.ledger.runs import Retention, RunChange, RunRef, RunRow, Standing, WaitingRun
+from idempotent.adapters.spark.ledger.runs import Retention, RunChange, RunRef, RunRow, RunState, Standing
 
 
 class RunStore(ABC):
@@ -42,7 +42,7 @@ class RunStore(ABC):
 
     @abstractmethod
     def insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
-        """Add an OPEN row of epoch 1 with this token, iff its generation does not exist.
+        """Add an OPEN row of epoch 1 with this token and this driver, iff its generation does not exist.
 
         Args:
             ref: the row's identity.
@@ -123,10 +123,9 @@ class RunStore(ABC):
         """Tokens of OPEN runs that began a retention ago and whose lease has ended; a batch of them."""
         return ()
 
-    def waiting(self, lapsed_s: float) -> Sequence[WaitingRun]:
-        """OPEN and PREPARED runs whose lease ended at least `lapsed_s` seconds ago, the oldest first; a batch."""
-        del lapsed_s
-        return ()
+    @abstractmethod
+    def listed(self, states: Collection[RunState], consumer: str | None = None) -> Iterator[RunRow]:
+        """All generations of runs in these states, in no order, without manifests, with names as far as keys tell."""
 
     def collect(self, limit: int) -> int:
         """Delete what `RunLedger.gc` lists, at most `limit` claims; the number of claims deleted.

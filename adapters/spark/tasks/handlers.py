@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, Held, Hold
+from idempotent.adapters.spark.ledger.refusals import command
 from idempotent.adapters.spark.ledger.run_claims import RowVerdict
 from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.adapters.spark.tasks.handle import RunHandle
@@ -114,19 +115,22 @@ class Handlers:
     def _wait(self, patience: Patience, held: Mapping[bytes, Held]) -> None:
         """Wait for the keys that other attempts hold."""
         ref, first = self._handle.ref, min(held)
-        # As long as the others get on, the first key that they hold is another one.
+        # As long as others get on, the first key that they hold is another one.
         patience.share(self._ledger.store, ref, [b"key " + held[first].attempt + first])
         rest_s = min(each.lease_rest_s for each in held.values())
 
+        def others() -> str:
+            standings = self._ledger.standing_of({each.token for each in held.values()})
+            return f"{', '.join(map(str, standings.values()))}; a lease ends in {rest_s:.1f} s unless it is renewed"
+
         def reason() -> str:
-            ends = f"a lease ends in {rest_s:.1f} s unless it is renewed"
-            return f"{len(held)} keys that other attempts hold; {ends}"
+            return f"{len(held)} keys that other attempts hold, of {others()}"
 
         if not patience.wait(ref, reason, min(max(rest_s, 0.05), _MAX_POLL_S)):
             raise RunConflictError(
-                f"{len(held)} keys of {ref} are held by other attempts for more than "
-                f"{self._handle.wait_s:g} s: their handlers take longer than wait_s, or their processes died and their "
-                "leases have not ended"
+                f"{len(held)} keys of {ref} are held by other attempts for more than {self._handle.wait_s:g} s: their "
+                "handlers take longer than wait_s, or their processes died and their leases have not ended. They are "
+                f"of {others()}. Type: {command('show', ref)}"
             )
 
 

@@ -29,6 +29,7 @@ from idempotent.cli.options import (
     YesOption,
 )
 from idempotent.cli.redrive import REDRIVE
+from idempotent.cli.runs import counts_at, options_of
 from idempotent.cli.stores import checker_at, parsed_key, tables_that_hide_rows
 from idempotent.cli.terminal.output import (
     confirm,
@@ -175,10 +176,19 @@ def show(
 def stats(
     url: UrlOption, table: TableOption = None, prefix: PrefixOption = None, json: JsonOption = False
 ) -> None:
-    """Count keys by consumer and state."""
+    """Count keys by consumer and state, and the runs of Spark beside them by state."""
     with _keys_at(url, table, prefix) as checker, progress("counting", quiet=json):
         rows = [*map(stats_json, checker.admin().stats())]
+        runs = counts_at(url, table, prefix)
     show_rows(rows, as_json=json, otherwise="No keys yet.")
+    if runs:
+        listed = f"idempotent runs list {plain(options_of(url, table, prefix))}"
+        states = ", ".join(f"{number:,} {state}" for state, number in runs.items())
+        tell(
+            f"Beside them, runs of Spark, whose keys are not counted here: {states}. {listed}",
+            as_json=json,
+            runs=runs,
+        )
 
 
 @app.command(

@@ -22,11 +22,13 @@ from idempotent.errors import (
     AdapterError,
     IdempotentError,
     MissingExtraError,
+    RunError,
     SchemaError,
     StoreBusyError,
     StoreError,
     StoreUnavailableError,
     UnknownCheckerError,
+    UnknownRunError,
     brief,
     mask,
 )
@@ -40,6 +42,8 @@ _TITLES: Final = (
     (SchemaError, "Table missing or different"),
     (StoreError, "Store failed"),
     (AdapterError, "Broker failed"),
+    (UnknownRunError, "Unknown run"),
+    (RunError, "Left alone"),
     (IdempotentError, "Bad configuration or input"),
 )
 _TYPE: Final = " Type: "

@@ -105,7 +105,8 @@ def test_a_task_that_waits_for_another_attempt_says_so_once_and_names_its_patien
         Handlers(run.handle, lambda _: [None]).run([HELD], [1])
     (told,) = logged(caplog, "run_waits")
     assert told.wait_s == pytest.approx(0.3, abs=0.1)
-    with pytest.raises(RunConflictError, match="held by other attempts"):
+    assert "of run 'r1', which is OPEN (driver " in told.reason
+    with pytest.raises(RunConflictError, match="Type: idempotent runs show r1 --consumer orders"):
         Handlers(run.handle).run({HELD: 1}, lambda _: None)
     assert len(logged(caplog, "run_waits")) == 1, "a task that is tried again waits once more"
 

@@ -50,4 +50,5 @@ def test_runs_that_nobody_goes_on_with_are_found(cli, place):
     assert "(PREPARED, " in of_prepared
     assert "'2026-11-29'" in of_prepared
     ledger.abort(opened.ref)
-    assert list(found()) == [of_prepared]
+    (left,) = found()
+    assert "(PREPARED, " in left

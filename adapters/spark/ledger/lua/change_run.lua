@@ -1,8 +1,8 @@
 -- KEYS: the run. ARGV: the fields of RunChange in their order ('' for None and false; states as digits), and for a run that is
--- resumed: milliseconds to keep it at least once it has ended, memory of the server if it is OPEN. 1 if the conditions held
+-- resumed: milliseconds to keep it at least once it has ended, memory of the server if it is OPEN, the driver. 1 if the conditions held
 -- and the run is changed.
-local within, to, lease, epoch, resumes, owned, max_age, only_lapsed, fingerprint, manifest, output_ref, keep_ms, memory =
-  unpack(ARGV)
+local within, to, lease, epoch, resumes, owned, max_age, only_lapsed, fingerprint, manifest, output_ref, keep_ms, memory,
+  driver = unpack(ARGV)
 local key = KEYS[1]
 local row = redis.call('HMGET', key, 'state', 'epoch', 'lease', 'began', 'fingerprint', 'pointer', 'owned', 'keep')
 local state = row[1]
@@ -20,6 +20,7 @@ if lease ~= '' then
 end
 if resumes == '1' then
   redis.call('HINCRBY', key, 'epoch', 1)
+  redis.call('HSET', key, 'driver', driver)
   if row[8] + 0 < keep_ms + 0 then
     redis.call('HSET', key, 'keep', keep_ms)
   end

@@ -9,7 +9,7 @@ if ARGV[1] then
   key = ARGV[1] .. token
 end
 local row = redis.call('HMGET', key, 'state', 'generation', 'epoch', 'fingerprint', 'output_ref', 'lease', 'began',
-  'prepared', 'manifest')
+  'prepared', 'manifest', 'driver')
 if not row[1] then
   return {}
 end

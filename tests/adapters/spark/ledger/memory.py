@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from threading import RLock
 
 from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, Owners, PendingRow
-from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState, Standing
+from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState, Standing, this_driver
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.checkers.base import DEFAULT_RETENTION_S
 
@@ -120,7 +120,8 @@ class MemoryRunStore(RunStore):
     def standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
         with self.memory.lock:
             runs = self.memory.runs
-            return {token: runs[token].row.standing for token in tokens if token in runs}
+            now = self._clock()
+            return {token: replace(runs[token].row, now_us=now).standing for token in tokens if token in runs}
 
     def count_owned(self, ref: RunRef) -> int:
         with self.memory.lock:
@@ -132,13 +133,20 @@ class MemoryRunStore(RunStore):
             for claim in self.memory.claims.values()
         )
 
+    def listed(self, states: Collection[RunState], consumer: str | None = None) -> Iterator[RunRow]:
+        for run in list(self.memory.runs.values()):
+            if run.row.state in states and consumer in (None, run.row.ref.consumer):
+                yield replace(run.row, manifest=None, now_us=self._clock())
+
     def insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
         del newest
         with self.memory.lock:
             there = self.newest(ref.consumer, ref.run_id)
             if there is None or there.ref.generation < ref.generation:
                 now = self._clock()
-                row = RunRow(ref, RunState.OPEN, fingerprint, None, now + lease_us, now, now)
+                row = RunRow(
+                    ref, RunState.OPEN, fingerprint, None, now + lease_us, now, now, driver=this_driver()
+                )
                 self.memory.runs[ref.token] = _Run(row, self.retention.us)
 
     def change_run(self, token: int, change: RunChange) -> bool:

@@ -1,10 +1,12 @@
 """Waits for other runs: who is waited for is said, and all tries of a task together wait for `wait_s`."""
 
+import re
 from contextlib import contextmanager
 
 import pytest
 
 from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunRef
+from idempotent.adapters.spark.ledger.runs import this_driver
 from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.errors import RunConflictError, UnpublishedClaimsError
 from tests.adapters.spark.ledger.contract.base import LONG_S, keys
@@ -76,9 +78,49 @@ def test_what_keeps_the_wait_is_no_key_of_the_run(ledger):
     RunClaims(ledger, other).decide(hashes)
     assert RunClaims(ledger, ref).decide(own) == [RowVerdict.NEW] * 3
     tried(ledger, ref, hashes, Clock())
-    with pytest.raises(UnpublishedClaimsError, match="claimed 3 keys, and 2 rows"):
+    with pytest.raises(UnpublishedClaimsError, match="claimed 3 keys, and 2 rows") as raised:
         ledger.prepare(ref, rows=2)
+    assert "run 'r1' of consumer 'orders'" in str(raised.value)
+    assert str(raised.value).endswith("Type: idempotent runs show r1 --consumer orders")
     ledger.prepare(ref, rows=3)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_the_line_and_the_error_say_which_run_has_the_keys_and_which_driver_until_when(
+    ledger, caplog, prepared
+):
+    hashes = keys(1)
+    other, ref = begin(ledger, "it's"), begin(ledger, "r1")
+    RunClaims(ledger, other).decide(hashes)
+    if prepared:
+        ledger.prepare(other)
+    error = tried(ledger, ref, hashes, Clock())
+    (told,) = logged(caplog, "run_waits")
+    state = "PREPARED" if prepared else "OPEN"
+    who = (
+        rf"""run "it's", which is {state} \(driver {re.escape(this_driver())} has it until """
+        r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00, [23]\d\d\.\d s from now, unless it renews its lease\)"
+    )
+    assert re.search(who, told.reason), told.reason
+    assert told.run == str(ref)
+    assert re.search(who, error), error
+    assert error.endswith("""Type: idempotent runs show 'it'"'"'s' --consumer orders""")
+    ledger.end_lease(other)
+    if prepared:
+        assert f"no driver has it: the lease of driver {this_driver()} ended" in tried(
+            ledger, begin(ledger, "r2"), hashes, Clock()
+        )
+
+
+def test_a_driver_that_waits_for_another_says_who_has_the_run(ledger, caplog):
+    begin(ledger, "r1")
+    with pytest.raises(
+        RunConflictError, match=rf"driver {re.escape(this_driver())} has it until 20\d\d-"
+    ) as raised:
+        begin(ledger, "r1", wait_s=0.1)
+    (told,) = logged(caplog, "run_waits")
+    assert told.reason.startswith("run 'r1' of consumer 'orders', generation 1, epoch 1 is OPEN")
+    assert "takeover=True" in str(raised.value)
 
 
 def test_a_long_wait_is_said_at_once_and_then_once_a_minute(caplog):

@@ -36,7 +36,7 @@ def gc(
         deleted = checker.garbage_collect(
             batch_size=batch_size, on_batch=lambda so_far: said(f"{count(so_far, 'expired key')} deleted")
         )
-        claims = {"claims": _collect(url, table, prefix)} if runs else {}
+        claims = {"claims": collect_runs(url, table, prefix)} if runs else {}
     text = f"[green]Done:[/green] {count(deleted, 'expired key')} deleted."
     if scheme_of(url).kind is StoreKind.REDIS:
         text = "[green]Nothing to do:[/green] Redis deletes expired keys automatically."
@@ -45,7 +45,7 @@ def gc(
     tell(text, as_json=as_json, deleted=deleted, **claims)
 
 
-def _collect(url: str, table: str | None, prefix: str | None) -> int:
+def collect_runs(url: str, table: str | None, prefix: str | None) -> int:
     """Collect the ledger of Spark's runs; the number of claims deleted."""
     from idempotent.adapters.spark.ledger import open_ledger
 

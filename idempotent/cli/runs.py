@@ -1,0 +1,295 @@
+"""`idempotent runs`: look at Spark's runs, and abort those that no driver will go on with."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from itertools import islice
+from shlex import quote
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+
+from idempotent.adapters.spark.ledger import RunLedger, RunRow, RunState, open_ledger
+from idempotent.adapters.spark.ledger.aborting import abort_as_seen, existing
+from idempotent.checkers.urls import StoreKind, scheme_of
+from idempotent.cli.exits import epilog
+from idempotent.cli.keys.gc import collect_runs
+from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption, YesOption
+from idempotent.cli.stores import demand_file, ledger_of
+from idempotent.cli.terminal.output import confirm, emit, note, plain, say, show_record, show_rows, tell
+from idempotent.errors import ConfigurationError, StoreError, url_word
+from idempotent.views.keys import moment, since
+from idempotent.views.text import count
+
+_SCREENFUL: Final = 100
+PUBLISH_AGAIN: Final = "begin it again with this run_id: it publishes what is staged, and evaluates nothing"
+_LIVES: Final = "let its driver end. If it is gone already, its lease ends by itself"
+# For each state, without a driver or with one: what it means, and what helps.
+_STATES: Final = {
+    (RunState.OPEN, False): ("a driver evaluates its input", _LIVES),
+    (RunState.OPEN, True): (
+        "its driver is gone; the next run that meets its keys aborts it",
+        "begin it again with this run_id. If it shall not run: {abort} {options}",
+    ),
+    (RunState.PREPARED, False): ("a driver publishes its output", _LIVES),
+    (RunState.PREPARED, True): (
+        "its driver is gone, and it may have published; other runs wait for its keys",
+        f"{PUBLISH_AGAIN}. If that never succeeds, and nothing of it is published: {{abort}} --unpublished {{options}}",
+    ),
+    (RunState.COMMITTED, True): (
+        "its output is published, and its keys are duplicates for other runs",
+        "nothing",
+    ),
+    (RunState.ABORTED, True): (
+        "it does not count, and its keys are free",
+        "nothing; a begin with this run_id evaluates its input anew",
+    ),
+}
+
+
+class State(Enum):
+    """The states of a run."""
+
+    OPEN = "open"
+    PREPARED = "prepared"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+_Consumer: TypeAlias = Annotated[
+    str, typer.Option("--consumer", metavar="NAME", show_default=False, help="The consumer of the run.")
+]
+_RunId: TypeAlias = Annotated[
+    str,
+    typer.Argument(metavar="RUN", show_default=False, help="Its run_id, as `idempotent runs list` shows it."),
+]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look at the runs of Spark, and abort those that no driver will go on with.",
+)
+
+
+@app.command(
+    "list",
+    epilog=epilog(
+        "idempotent runs list --url sqlite:///runs.db --state open --state prepared",
+        "idempotent runs list --consumer orders --claims",
+        "idempotent runs list --json | jq -r .run_id",
+    ),
+)
+def list_runs(
+    url: UrlOption,
+    consumer: Annotated[
+        str | None,
+        typer.Option("--consumer", metavar="NAME", show_default=False, help="Only runs of this consumer."),
+    ] = None,
+    state: Annotated[
+        list[State] | None,
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            show_default=False,
+            help="Only in this state: open, prepared, committed or aborted; may be repeated.",
+        ),
+    ] = None,
+    claims: Annotated[
+        bool,
+        typer.Option("--claims", help="Also count the keys of each run, for which SQL reads an index."),
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="At most this many; 0 for all. Default: 100, with --json all.")
+    ] = None,
+    table: TableOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List runs, the newest first; without a limit in no order. Leases are counted by the store's clock."""
+    wanted = limit if limit is not None else (0 if as_json else _SCREENFUL)
+    states = {RunState[each.name] for each in state or State}
+    with _ledger_at(url, table, prefix) as (ledger, _):
+        found: Iterable[RunRow] = ledger.store.listed(states, consumer)
+        if wanted:
+            # One more than wanted shows whether more exist.
+            found = heapq.nlargest(wanted + 1, found, key=lambda row: row.began_at_us)
+        look = _json if as_json else _row
+        rows = ({**look(row), **(_claims(ledger, row) if claims else {})} for row in found)
+        show_rows(islice(rows, wanted or None), as_json=as_json, otherwise="No such run.")
+        if not as_json and wanted and next(rows, None):
+            note(f"The newest {wanted:,}; --limit 0 for all, or choose: --consumer, --state.")
+
+
+@app.command(epilog=epilog("idempotent runs show 2026-11-28 --consumer orders --url sqlite:///runs.db"))
+def show(
+    run_id: _RunId,
+    consumer: _Consumer,
+    url: UrlOption,
+    table: TableOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a run: its state, who has it, what it has staged, and what helps. Exit code 1: there is no such run."""
+    with _ledger_at(url, table, prefix) as (ledger, options):
+        row = existing(ledger, consumer, run_id)
+        counted = _claims(ledger, row)
+    manifest, (means, helps) = _loaded(row.manifest), _told(row, options)
+    values = {
+        **_json(row),
+        "prepared_epoch": row.prepared or None,
+        "fingerprint": None if row.fingerprint is None else row.fingerprint.hex(),
+        **counted,
+    }
+    if as_json:
+        emit(**values, manifest=manifest, helps=helps)
+        return
+    values["state"] = f"{row.state.name}: {means}"
+    values["lapsed"] = "" if row.state.is_final else row.holder
+    show_record(values)
+    for each in manifest if isinstance(manifest, list) else [manifest]:
+        if isinstance(each, dict) and "path" in each:
+            files, rows = count(len(each.get("files", ())), "file"), count(each.get("rows", 0), "row")
+            show_record({"staged": f"{each['path']}: {files}, {rows}"})
+        else:
+            show_record({"staged": each})
+    say(f"[bold]What helps:[/bold] {plain(helps)}")
+
+
+@app.command(
+    epilog=epilog(
+        "idempotent runs abort 2026-11-28 --consumer orders --url sqlite:///runs.db",
+        "idempotent runs abort 2026-11-28 --consumer orders --unpublished --url sqlite:///runs.db",
+    )
+)
+def abort(
+    run_id: _RunId,
+    consumer: _Consumer,
+    url: UrlOption,
+    unpublished: Annotated[
+        bool,
+        typer.Option(
+            "--unpublished", help="Abort a PREPARED run too: I have seen that nothing of it is published."
+        ),
+    ] = False,
+    yes: YesOption = False,
+    table: TableOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Abort a run that no driver has any more. Its keys are free, and the next begin evaluates its input anew.
+
+    Before --unpublished, look that none of its output is published, or take away what is, and that no driver of it is
+    alive, a paused one either: else rows are published twice.
+
+    Exit code 1: there is no such run, a driver has it, it is COMMITTED, or PREPARED without --unpublished.
+    """
+    with _ledger_at(url, table, prefix) as (ledger, _):
+        row = existing(ledger, consumer, run_id)
+        if unpublished and row.state is RunState.PREPARED and row.lapsed:
+            keys = count(_claims(ledger, row)["claims"], "key")
+            confirm(f"Is nothing of {row.ref} published? Then abort it, and free its {keys}.", yes=yes)
+        done = abort_as_seen(ledger, row, unpublished=unpublished)
+    was = row.state.name.lower()
+    text = (
+        f"[green]Done:[/green] {plain(str(row.ref))} aborted (was: {was})."
+        if done
+        else "It had been aborted before."
+    )
+    tell(text, as_json=as_json, consumer=consumer, run_id=run_id, was=was, changed=done)
+
+
+@app.command(epilog=epilog("idempotent runs gc --url mysql+pymysql://user:password@host/db"))
+def gc(
+    url: UrlOption, table: TableOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
+) -> None:
+    """Delete what no run needs any more, as `idempotent gc --runs` does; nothing that counts.
+
+    That is: claims of aborted runs, and committed runs with their claims a retention after their end. Open runs that
+    began a retention ago and have no driver are aborted: they can no longer be prepared.
+    """
+    deleted = collect_runs(url, table, prefix)
+    text = f"[green]Done:[/green] {count(deleted, 'claim')} of runs deleted."
+    if scheme_of(url).kind is StoreKind.REDIS:
+        text = "[green]Nothing to do:[/green] Redis deletes what has expired automatically."
+    tell(text, as_json=as_json, claims=deleted)
+
+
+def counts_at(url: str, table: str | None, prefix: str | None) -> dict[str, int]:
+    """How many runs stand beside these keys, by state; an application without Spark need not have their tables."""
+    with suppress(ConfigurationError, StoreError), open_ledger(ledger_of(url, table, prefix)) as ledger:
+        found = Counter(row.state.name.lower() for row in ledger.store.listed(list(RunState)))
+        return {each.value: found[each.value] for each in State if found[each.value]}
+    return {}
+
+
+def options_of(url: str, table: str | None, prefix: str | None) -> str:
+    """The options that name the ledger to another command."""
+    given = {"--table": table, "--prefix": prefix}
+    return " ".join(
+        [f"--url {url_word(url)}", *(f"{name} {quote(each)}" for name, each in given.items() if each)]
+    )
+
+
+@contextmanager
+def _ledger_at(url: str, table: str | None, prefix: str | None) -> Iterator[tuple[RunLedger, str]]:
+    """The ledger beside these keys, and the options that name it."""
+    demand_file(url, table)
+    with open_ledger(ledger_of(url, table, prefix)) as ledger:
+        yield ledger, options_of(url, table, prefix)
+
+
+def _claims(ledger: RunLedger, row: RunRow) -> dict[str, int]:
+    """How many keys the attempt has claimed that counts, or is to count."""
+    return {"claims": ledger.store.count_owned(row.at(row.prepared or row.ref.epoch).ref)}
+
+
+def _row(row: RunRow) -> dict[str, Any]:
+    """A run as a row of a list for people: times are counted from now."""
+    final = row.state.is_final
+    ends = f"{'ended' if row.lapsed else 'ends'} {since(row.lease_until_us, row.now_us)}"
+    return {
+        "run": row.ref.run_id,
+        "consumer": row.ref.consumer,
+        "state": row.state.name,
+        "lease": "" if final else ends,
+        "driver": row.driver,
+        "began": since(row.began_at_us, row.now_us),
+        "means": _told(row, "")[0],
+    }
+
+
+def _json(row: RunRow) -> dict[str, Any]:
+    """A run for machines."""
+    return {
+        "consumer": row.ref.consumer,
+        "run_id": row.ref.run_id,
+        "state": row.state.name.lower(),
+        "lapsed": row.lapsed and not row.state.is_final,
+        "lease_until": moment(row.lease_until_us),
+        "driver": row.driver or None,
+        "began_at": moment(row.began_at_us),
+        "generation": row.ref.generation,
+        "epoch": row.ref.epoch,
+        "output_ref": row.output_ref,
+    }
+
+
+def _loaded(manifest: bytes | None) -> Any:
+    """What is staged, as the run has written it."""
+    text = (manifest or b"[]").decode(errors="backslashreplace")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _told(row: RunRow, options: str) -> tuple[str, str]:
+    """What the state of a run means, and what helps."""
+    means, helps = _STATES[row.state, row.lapsed or row.state.is_final]
+    abort_it = f"idempotent runs abort {quote(row.ref.run_id)} --consumer {quote(row.ref.consumer)}"
+    return means, helps.replace("{abort}", abort_it).replace("{options}", options)

@@ -1,0 +1,317 @@
+"""`idempotent runs`, and what `keys stats`, `doctor` and `gc` say of runs."""
+
+import json
+import re
+import shlex
+import signal
+from collections import Counter
+from contextlib import closing, contextmanager
+
+import pytest
+from redis import Redis
+from sqlalchemy import create_engine, text
+
+from idempotent.adapters.spark import abort_run
+from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunState
+from idempotent.adapters.spark.ledger.aborting import abort_as_seen, existing
+from idempotent.adapters.spark.ledger.runs import this_driver
+from idempotent.errors import RunConflictError, RunFencedError, StoreBusyError, UnknownRunError
+from tests.adapters.spark.ledger.ledgers import SHARED, open_place
+from tests.adapters.spark.ledger.sparkless_driver import Job, key_hash, published, run_job
+from tests.support.forked import Forked
+from tests.worker.running import until
+
+LEASE_S = 300.0
+
+
+@pytest.fixture(params=SHARED)
+def place(request, monkeypatch):
+    with contextmanager(open_place)(request.param, request) as place:
+        # A line to type names a URL with a password so.
+        monkeypatch.setenv("VARIABLE", place.url)
+        yield place
+
+
+@pytest.fixture
+def sqlite_place(request):
+    with contextmanager(open_place)("sqlite", request) as place:
+        yield place
+
+
+@pytest.fixture
+def ledger(place):
+    return place.ledger()
+
+
+def at(place):
+    return [
+        "--url",
+        place.url,
+        *(["--prefix", f"{place.name}:"] if place.kind == "redis" else ["--table", place.name]),
+    ]
+
+
+def begun(
+    ledger, run_id, *, keys=0, rows=None, manifest=None, lives=False, consumer="orders", committed=False
+):
+    """A run with so many claims; PREPARED with `rows`."""
+    ref = ledger.begin(consumer, run_id, lease_s=LEASE_S).ref
+    hashes = [key_hash(f"{consumer} {run_id} {number}") for number in range(keys)]
+    if hashes:
+        assert set(RunClaims(ledger, ref).decide(hashes)) == {RowVerdict.NEW}
+    if rows is not None or committed:
+        ledger.prepare(ref, rows=rows, manifest=manifest)
+    if committed:
+        ledger.commit(ref, f"out/{run_id}")
+    if not lives:
+        ledger.end_lease(ref)
+    return ref
+
+
+def test_the_list_says_of_each_run_what_its_state_means_and_who_has_it(cli, place, ledger):
+    ledger.abort(begun(ledger, "aborted", lives=True))
+    begun(ledger, "committed", keys=3, committed=True)
+    begun(ledger, "lives", lives=True)
+    begun(ledger, "gone", consumer="bills")
+    begun(ledger, "waits", keys=2, rows=2)
+    answer = cli("runs", "list", *at(place))
+    assert answer.code == 0
+    heads, *rows = answer.out.splitlines()
+    assert heads.split() == ["run", "consumer", "state", "lease", "driver", "began", "means"]
+    assert [row.split()[0] for row in rows] == ["waits", "gone", "lives", "committed", "aborted"]
+    assert all(this_driver() in row for row in rows)
+    waits, gone, lives, committed, aborted = rows
+    assert re.search(r"PREPARED +ended \d+ s ago .* may have published; other runs wait for its keys", waits)
+    assert re.search(r"OPEN +ended \d+ s ago .* the next run that meets its keys aborts it", gone)
+    assert re.search(r"OPEN +ends in (5|4) min .* evaluates its input", lives)
+    assert "its keys are duplicates" in committed
+    assert "its keys are free" in aborted
+    counted = cli("runs", "list", "--claims", "--json", *at(place)).lines
+    assert {line["run_id"]: line["claims"] for line in counted} == {
+        **dict.fromkeys(("aborted", "lives", "gone"), 0),
+        "committed": 3,
+        "waits": 2,
+    }
+
+
+def test_the_list_is_filtered_by_consumer_and_state_and_pages_by_key(cli, place, ledger):
+    for consumer in ("orders", "orders:eu", "ord", "Größe %"):
+        for number in range(3):
+            begun(ledger, f"r{number}", consumer=consumer, committed=number == 2)
+
+    def listed(*words):
+        return Counter(
+            (line["consumer"], line["state"]) for line in cli("runs", "list", "--json", *words).lines
+        )
+
+    assert listed(*at(place)).total() == 12
+    assert listed("--consumer", "orders:eu", *at(place)) == {
+        ("orders:eu", "open"): 2,
+        ("orders:eu", "committed"): 1,
+    }
+    assert listed("--consumer", "Größe %", "--state", "committed", *at(place)) == {
+        ("Größe %", "committed"): 1
+    }
+    assert listed("--state", "prepared", "--state", "aborted", *at(place)) == {}
+    assert listed("--limit", "5", *at(place)).total() == 5
+    first = cli("runs", "list", "--limit", "1", *at(place))
+    assert len(first.out.splitlines()) == 2
+    assert "The newest 1;" in first.err
+    assert "No such run." in cli("runs", "list", "--state", "aborted", *at(place)).out
+    assert cli("runs", "list", "--state", "half", *at(place)).code == 2
+
+
+def test_more_runs_than_a_page_has_are_each_listed_once(cli, place):
+    # As `insert_run` stores them, and quicker than 2,100 calls.
+    names = [f"r{number}" for number in range(2100)]
+    place.ledger().begin("orders", names[0], lease_s=LEASE_S)
+    if place.kind == "redis":
+        with closing(Redis.from_url(place.url)) as client, client.pipeline() as pipe:
+            (name,) = client.scan_iter(match=f"{place.name}:run:*")
+            row = client.hgetall(name)
+            for number, run_id in enumerate(names[1:], start=1):
+                pipe.hset(f"{place.name}:run:{number}", mapping={**row, b"k": f"orders:run:{run_id}"})
+            pipe.execute()
+    else:
+        engine = create_engine(place.url)
+        columns = "generation, state, epoch, lease_until, began_at, update_at, retention"
+        copy = f"INSERT INTO {place.name}_runs (token, run_hash, k, {columns}) SELECT :n, :h, :k, {columns} FROM "
+        with engine.begin() as db:
+            (token,) = db.execute(text(f"SELECT token FROM {place.name}_runs")).one()
+            rows = [
+                {"n": number, "h": key_hash(number), "k": f"orders:run:{run_id}", "t": token}
+                for number, run_id in enumerate(names[1:], start=1)
+            ]
+            db.execute(text(f"{copy} {place.name}_runs WHERE token = :t"), rows)
+        engine.dispose()
+    assert sorted(line["run_id"] for line in cli("runs", "list", "--json", *at(place)).lines) == sorted(names)
+    assert cli("keys", "stats", "--json", *at(place)).lines[-1] == {"runs": {"open": 2100}}
+
+
+def test_show_has_all_of_a_run_and_the_command_that_helps(cli, place, ledger):
+    manifest = json.dumps([{"folder": "staging", "path": "staging/1-1-1", "files": ["a", "b"], "rows": 2}])
+    begun(ledger, "it's", keys=2, rows=2, manifest=manifest.encode())
+    words = ("runs", "show", "it's", "--consumer", "orders", *at(place))
+    shown = cli(*words)
+    assert shown.code == 0
+    for part in (
+        "state: PREPARED: its driver is gone, and it may have published",
+        f"no driver has it: the lease of driver {this_driver()} ended 0 s ago",
+        "claims: 2",
+        "staged: staging/1-1-1: 2 files, 2 rows",
+    ):
+        assert part in shown.out
+    line = cli(*words, "--json").line
+    assert (line["manifest"], line["state"], line["lapsed"]) == (json.loads(manifest), "prepared", True)
+    typed = re.search(r"idempotent (runs abort .*)", shown.out)
+    assert typed is not None
+    assert cli(*shlex.split(typed[1]), "--yes").code == 0
+    assert "state: ABORTED: it does not count" in cli(*words).out
+
+
+def test_what_no_run_has_staged_is_shown_as_it_is(cli, sqlite_place):
+    begun(sqlite_place.ledger(), "r1", rows=0, manifest=b"\xfftwo files")
+    assert (
+        r"staged: \xfftwo files" in cli("runs", "show", "r1", "--consumer", "orders", *at(sqlite_place)).out
+    )
+
+
+def test_abort_ends_what_no_driver_has_and_nothing_else(cli, place, ledger):
+    refs = {
+        "gone": begun(ledger, "gone", keys=2),
+        "lives": begun(ledger, "lives", lives=True),
+        "waits": begun(ledger, "waits", keys=2, rows=2),
+        "publishes": begun(ledger, "publishes", rows=0, lives=True),
+        "committed": begun(ledger, "committed", committed=True),
+    }
+
+    def abort(run_id, *words, answer=None):
+        return cli("runs", "abort", run_id, "--consumer", "orders", *words, *at(place), input=answer)
+
+    def states():
+        found = ledger.state_of([ref.token for ref in refs.values()])
+        return {name: found[ref.token].name for name, ref in refs.items()}
+
+    before = states()
+    for words, run_id, error in (
+        ((), "lives", rf"{this_driver()} has it until 20\d\d-.*takeover=True"),
+        (("--unpublished", "--yes"), "publishes", "another driver has it"),
+        ((), "waits", r"may have published.*\n.*runs abort waits --consumer orders --unpublished"),
+        (("--unpublished", "--yes"), "committed", "which is final"),
+        (("--unpublished", "--yes"), "wait", "has no run 'wait' of consumer 'orders'"),
+    ):
+        answer = abort(run_id, *words)
+        assert answer.code == 1, answer
+        assert re.search(error, answer.err), answer.err
+    assert abort("waits", "--unpublished", answer="n\n").code == 1
+    assert states() == before
+    assert ledger.read("orders", "wait") is None, "a typo made a run"
+
+    answer = abort("gone", "--json")
+    assert (answer.code, answer.line) == (
+        0,
+        {"consumer": "orders", "run_id": "gone", "was": "open", "changed": True},
+    )
+    assert "had been aborted before" in abort("gone").out
+    answer = abort("waits", "--unpublished", answer="y\n")
+    assert answer.code == 0
+    assert "free its 2 keys" in answer.err
+    assert states() == {**before, "gone": "ABORTED", "waits": "ABORTED"}
+    assert ledger.begin("orders", "waits", lease_s=LEASE_S).ref.generation == 2
+
+
+def test_a_run_that_a_driver_begins_while_a_person_thinks_is_left_alone(cli, place, ledger):
+    ref = begun(ledger, "waits", rows=0)
+    seen = existing(ledger, "orders", "waits")
+    ledger.begin("orders", "waits", lease_s=LEASE_S)
+    with pytest.raises(StoreBusyError, match="changed"):
+        abort_as_seen(ledger, seen, unpublished=True)
+    assert ledger.state_of([ref.token])[ref.token] is RunState.PREPARED
+
+
+def test_the_same_in_python_begins_no_run(place, ledger):
+    begun(ledger, "gone")
+    begun(ledger, "lives", lives=True)
+    begun(ledger, "waits", rows=0)
+    with pytest.raises(UnknownRunError, match="has no run 'gon' of consumer 'orders'"):
+        abort_run(place.config(), consumer="orders", run_id="gon")
+    with pytest.raises(RunConflictError, match="another driver has it"):
+        abort_run(place.config(), consumer="orders", run_id="lives")
+    with pytest.raises(RunFencedError, match="may have published"):
+        abort_run(place.config(), consumer="orders", run_id="waits")
+    assert abort_run(place.config(), consumer="orders", run_id="waits", unpublished=True)
+    assert abort_run(place.config(), consumer="orders", run_id="gone")
+    assert not abort_run(place.config(), consumer="orders", run_id="gone")
+    assert len([*ledger.store.listed(RunState)]) == 3
+
+
+def test_gc_takes_what_has_expired_and_aborted_runs_claims_and_leaves_the_rest(cli, sqlite_place):
+    ledger = sqlite_place.ledger()
+    ledger.abort(begun(ledger, "aborted", keys=3, lives=True))
+    begun(ledger, "open", keys=2)
+    begun(ledger, "waits", keys=2, rows=2)
+    begun(ledger, "committed", keys=2, committed=True)
+    assert cli("runs", "gc", "--json", *at(sqlite_place)).line == {"claims": 3}
+    assert "0 claims of runs deleted" in cli("runs", "gc", *at(sqlite_place)).out
+    counted = cli("runs", "list", "--claims", "--json", *at(sqlite_place)).lines
+    assert {line["run_id"]: line["claims"] for line in counted} == {
+        "aborted": 0,
+        "open": 2,
+        "waits": 2,
+        "committed": 2,
+    }
+
+
+def test_keys_stats_knows_runs(cli, place, ledger):
+    assert cli("keys", "stats", *at(place)).out == "No keys yet.\n"
+    begun(ledger, "one", committed=True)
+    begun(ledger, "two", committed=True)
+    begun(ledger, "three", rows=0)
+    said = cli("keys", "stats", *at(place)).out
+    assert "runs of Spark, whose keys are not counted here: 1 prepared, 2 committed." in said
+    assert cli("keys", "stats", "--json", *at(place)).line == {"runs": {"prepared": 1, "committed": 2}}
+    typed = re.search(r"idempotent (runs list .*)", said)
+    assert typed is not None
+    assert len(cli(*shlex.split(typed[1]), "--json").lines) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way_out", ["begin again", "abort"])
+def test_a_driver_killed_while_it_publishes_is_found_understood_and_mended(cli, place, tmp_path, way_out):
+    """With nothing but the commands that are printed."""
+    output = tmp_path / "out"
+    output.mkdir()
+    job = Job(place.config(), "2026-11-28", range(300), str(output), lease_s=0.5, kill_at="half published")
+    driver = Forked(run_job, job, folder=tmp_path)
+    try:
+        assert driver.wait(150) == -signal.SIGKILL, driver.err
+    finally:
+        driver.close()
+
+    def typed(said):
+        found = re.search(r"idempotent (runs [^\n]*)", said)
+        assert found is not None, said
+        return shlex.split(found[1])
+
+    def found():
+        lines = cli("doctor", *at(place), "--json").lines
+        return [line for line in lines if "Spark's runs" in line["what"]]
+
+    until(found)
+    (waits,) = found()
+    assert waits["level"] == "warning"
+    assert "PREPARED" in waits["what"]
+    assert "orders '2026-11-28'" in waits["what"]
+    shown = cli(*typed(waits["hint"]))
+    assert shown.code == 0
+    assert f"the lease of driver {this_driver().rpartition(':')[0]}:{driver.pid} ended" in shown.out
+    assert "claims: 300" in shown.out
+    if way_out == "abort":
+        assert not published(output), "nothing of it is published"
+        assert cli(*typed(shown.out), "--yes").code == 0
+    again = Job(place.config(), "2026-11-28", range(300), str(output))
+    run_job(again)
+    assert published(output) == {"2026-11-28": [*range(300)]}
+    line = cli("runs", "show", "2026-11-28", "--consumer", "orders", "--json", *at(place)).line
+    assert (line["state"], line["generation"]) == ("committed", 1 if way_out == "begin again" else 2)
+    assert not found()
