@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from idempotent.adapters.spark.keys import names_of
 from idempotent.adapters.spark.staging import Staged
+from idempotent.adapters.spark.tables import Inserts, in_utc
+from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.errors import ConfigurationError
 
 # Hadoop takes what follows for a path, whatever characters it has. A store of objects has options behind `?`.
@@ -19,6 +22,7 @@ _AS_SPARK_READS: Final = re.compile(r"(file|hdfs|viewfs):(//[^/]*)?")
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
+    from pyspark.sql import DataFrame
 
 
 @dataclass(slots=True)
@@ -34,6 +38,9 @@ class Publication:
         attempt: names the attempt whose rows are published: the same in every repetition.
         staged: what that attempt has staged.
         output_ref: where the output is; set it, and the ledger stores it at the commit.
+        batch_id: in `foreach_batch`, Spark's number of the micro-batch, which grows; else None: runs may be published
+            in any order, so no number of theirs says what a table has.
+        handle: of the run.
     """
 
     run_id: str
@@ -41,6 +48,8 @@ class Publication:
     attempt: str
     staged: Sequence[Staged]
     output_ref: str | None = None
+    batch_id: int | None = None
+    handle: RunHandle | None = field(default=None, repr=False)
 
     @property
     def files(self) -> list[str]:
@@ -72,6 +81,33 @@ class Publication:
         for file, copy in zip(self.files, copies, strict=True):
             _put(file, target, copy)
         return copies
+
+    def jdbc(
+        self, df: DataFrame, table: str, *, key: str | Sequence[str] = (), url: str | None = None
+    ) -> None:
+        """Insert the rows whose keys a table of MySQL, MariaDB, PostgreSQL or SQLite does not have.
+
+        Each task inserts its rows, in transactions of the run's `chunk`, by the Python driver that the ledger uses: no
+        JAR is needed. A row whose key is there stays as it is. Instants are written in UTC.
+
+        Args:
+            df: what `stage` returned, or what was made of it, the same in every repetition.
+            table: its name, or schema.name. It is there already, with the columns of the rows.
+            key: columns of a unique key of the table that are NOT NULL; default: its primary key.
+            url: of the database, as in `StoreConfig`; default: the ledger's.
+
+        Raises:
+            ConfigurationError: the URL is of no such database; or the table is missing, lacks a column, or has no such
+                unique key.
+            StoreError: the database failed, or did not answer; within Spark's exception if its tasks met it.
+        """
+        if self.handle is None or (url is None and self.handle.store.is_redis):
+            raise ConfigurationError("the ledger is in no SQL database: give jdbc(url=), where the table is")
+        rows = in_utc(df)
+        inserts = Inserts(
+            url or self.handle.store.url, table, tuple(rows.columns), tuple(names_of(key)), self.handle.chunk
+        )
+        rows.foreachPartition(inserts.checked())
 
 
 def _put(file: str, target: FileSystem, copy: str) -> None:

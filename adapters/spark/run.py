@@ -323,8 +323,17 @@ class IdempotentRun:
         )
         self.state = RunState.PREPARED
         staged = self._output.staged
-        publication = Publication(ref.run_id, ref.generation, self._attempt, staged, self.output_ref)
-        yield publication
+        publication = Publication(
+            ref.run_id, ref.generation, self._attempt, staged, self.output_ref, handle=self._handle
+        )
+        try:
+            yield publication
+        except Exception as error:
+            error.add_note(
+                f"{ref} stays PREPARED, and may be published in part. Mend what failed, and begin it again with the "
+                "same run_id: the same staged rows are published again"
+            )
+            raise
         self._ledger.commit(ref, publication.output_ref)
         self.state, self.output_ref = RunState.COMMITTED, publication.output_ref
 

@@ -86,7 +86,12 @@ def foreach_batch(
                 return
             new = run.dedup(batch, key=key, order_by=order_by, payload=payload, unique=unique)
             staged = run.stage(new, staging)
-            run.publish(lambda publication: handler(staged, publication))
+
+            def publish(publication: Publication) -> None:
+                publication.batch_id = batch_id
+                handler(staged, publication)
+
+            run.publish(publish)
 
     return process
 

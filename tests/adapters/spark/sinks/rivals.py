@@ -1,0 +1,90 @@
+"""Two drivers with one run, of which one or both are killed or paused at random."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+
+import psutil
+
+from tests.adapters.spark.support import sessions
+from tests.support.services.process import die_with_this_process
+
+POINTS = ("after_begin", "after_prepare", "before_publish", "after_publish", "before_commit")
+TRIALS = 20
+# So that a driver that was paused is soon taken over.
+LEASE_S = 2.0
+_PATIENCE_S = 400
+# What a driver says that came too late: the run is another's, or the other's commit is in the table.
+EXPECTED = ("taken over by another driver", "ConcurrentTransactionException")
+
+
+class Rival:
+    """A driver in a process of its own, with its JVM and workers."""
+
+    def __init__(self, job, folder, environ):
+        self._err = (folder / f"{time.monotonic_ns()}.err").open("w+")
+        self._process = subprocess.Popen(
+            [*die_with_this_process(), sys.executable, *job.words],
+            cwd=sessions.ROOT,
+            env=os.environ | {"PYTHONPATH": str(sessions.ROOT)} | environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._err,
+        )
+
+    @property
+    def err(self):
+        self._err.seek(0)
+        return self._err.read()
+
+    def poll(self):
+        return self._process.poll()
+
+    def is_paused(self):
+        return self.poll() is None and psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
+
+    def send(self, number):
+        with suppress(psutil.NoSuchProcess):
+            me = psutil.Process(self._process.pid)
+            for process in (me, *me.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+
+    def wait(self):
+        return self._process.wait(_PATIENCE_S)
+
+    def close(self):
+        if self.poll() is None:
+            self.send(signal.SIGKILL)
+            self._process.wait()
+        self._err.close()
+
+
+def fight(job, chance, folder, environ):
+    """Let two drivers do one run, and strike at random; their exit codes."""
+    kinds = [chance.choice((signal.SIGSTOP, signal.SIGKILL)), chance.choice((None, signal.SIGKILL))]
+    strikes = [each and (chance.choice(POINTS), chance.uniform(0, 2.0), int(each)) for each in kinds]
+    takeover = chance.random() < 0.5
+    delay_s = chance.uniform(0, 3.0)
+    with ExitStack() as opened:
+        first = Rival(replace(job, strike=strikes[0], lease_s=LEASE_S), folder, environ)
+        opened.callback(first.close)
+        time.sleep(delay_s)
+        second = Rival(replace(job, strike=strikes[1], lease_s=LEASE_S, takeover=takeover), folder, environ)
+        opened.callback(second.close)
+        second.wait()
+        # The first may pause only now, or a second time.
+        deadline = time.monotonic() + _PATIENCE_S
+        while first.poll() is None and time.monotonic() < deadline:
+            if first.is_paused():
+                first.send(signal.SIGCONT)
+            time.sleep(0.05)
+        codes = [first.wait(), second.wait()]
+        said = [each.err for each in (first, second)]
+    for code, text in zip(codes, said, strict=True):
+        assert code in (0, -signal.SIGKILL) or any(each in text for each in EXPECTED), text[-5000:]
+    return codes
