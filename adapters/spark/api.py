@@ -12,9 +12,15 @@ from idempotent.adapters.spark.run import IdempotentRun
 from idempotent.adapters.spark.session import refuse_speculation
 from idempotent.adapters.spark.tasks.filters import BatchKeyFilter, KeyFilter, PartitionFilter, statuses
 from idempotent.adapters.spark.tasks.handle import RunHandle
-from idempotent.adapters.spark.tasks.handlers import BatchReplay, PartitionEffects
+from idempotent.adapters.spark.tasks.handlers import (
+    BatchReplay,
+    Handlers,
+    PartitionEffects,
+    TransactionalHandlers,
+)
 from idempotent.adapters.spark.tasks.row_keys import Key, RowKeys
 from idempotent.errors import ConfigurationError
+from idempotent.validation import flag
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -42,8 +48,9 @@ def idempotent_foreach(
     run: IdempotentRun,
     *,
     key: Key,
-    handler: Callable[[Any], object],
+    handler: Callable[..., object],
     batch_size: int | None = None,
+    transactional: bool = False,
     chunk: int | None = None,
     allow_speculation: bool = False,
 ) -> Callable[[Iterable[Any]], None]:
@@ -53,20 +60,39 @@ def idempotent_foreach(
     once if no lease ends under a live holder and no process dies between an effect and its record. Any of the rows of a
     key may be the one that is handled. A handler that raises fails the task, and Spark's retry handles its key again.
 
+    With `transactional` the promise is: when the job has succeeded, what the handler has written through its connection
+    is there once for each key, whatever was killed meanwhile.
+
     Args:
         run: the run that holds the keys.
         key: names of fields, or a function of a row.
-        handler: called with a row, or with `batch_size` a list of rows; makes the effect.
+        handler: called with a row, or with `batch_size` a list of rows; makes the effect. With `transactional` also
+            with a SQLAlchemy Connection, which it must not commit.
         batch_size: the most rows of one call, whose keys are all different. What such a call has done is recorded as a
             whole: if it raises, none of it is, and all its keys are handled again.
-        chunk: keys acquired together; default: the run's, or `batch_size` if that is more.
-        allow_speculation: accept a session with `spark.speculation` on.
+        transactional: the claims of a call commit in one transaction with what it writes through its connection, which
+            is to the ledger's own database.
+        chunk: keys acquired together; default: the run's, or `batch_size` if that is more; with `transactional` always
+            `batch_size`.
+        allow_speculation: accept a session with `spark.speculation` on, as `transactional` does.
 
     Raises:
-        ConfigurationError: speculation is on and not allowed, a key without a column, or an invalid `batch_size`.
+        ConfigurationError: speculation is on and not allowed, a key without a column, an invalid `batch_size`, or
+            `transactional` with a ledger in Redis or with a `chunk`.
     """
-    refuse_speculation(allowed=allow_speculation)
-    return PartitionEffects(run.handle.with_batches(batch_size, chunk), RowKeys(run.consumer, key), handler)
+    refuse_speculation(allowed=allow_speculation or flag(transactional, "transactional"))
+    keys = RowKeys(run.consumer, key)
+    if not transactional:
+        return PartitionEffects(run.handle.with_batches(batch_size, chunk), keys, handler, Handlers)
+    if run.handle.store.is_redis:
+        raise ConfigurationError(
+            "transactional=True needs the ledger in the SQL database that the handler writes to, and this one is in "
+            "Redis: begin the run with a StoreConfig of that database, or leave transactional out"
+        )
+    if chunk is not None:
+        raise ConfigurationError("chunk cannot go with transactional=True: it is batch_size there")
+    handle = run.handle.with_batches(batch_size, batch_size or 1)
+    return PartitionEffects(handle, keys, handler, TransactionalHandlers)
 
 
 def idempotent_batches(

@@ -109,12 +109,16 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """An attempt of a task that acquires keys: its run, the run's epoch, its token, and its lease in microseconds."""
+    """An attempt of a task that acquires keys: its run, the run's epoch, its token, and its lease in microseconds.
+
+    `state` is that of its new claims: DONE in the transaction of the effect, where they count once that commits.
+    """
 
     token: int
     epoch: int
     attempt: bytes
     lease_us: int
+    state: ClaimState = ClaimState.PENDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +170,10 @@ class PendingRow:
             raise ConfigurationError(
                 "a key is claimed in mode dedup and now in mode replay or effect: give each mode its own consumer"
             )
+        if (self.state, self.attempt) == (holder.state, holder.attempt):
+            return Held(Hold.MINE, self.token, self.attempt)
         if self.state is ClaimState.DONE:
             return Held(Hold.DONE, self.token, self.attempt, result=self.result)
-        if self.attempt == holder.attempt:
-            return Held(Hold.MINE, self.token, self.attempt)
         rest_s = (self.lease_until_us - self.now_us) / MICROSECONDS
         return Held(Hold.HELD, self.token, self.attempt, lease_rest_s=rest_s)
 

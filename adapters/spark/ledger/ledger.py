@@ -351,7 +351,8 @@ class RunLedger:
             StoreReplacedError: the store does not know the run.
             ConfigurationError: mode dedup has claimed a key of this consumer.
         """
-        holder = Holder(ref.token, ref.epoch, checked_attempt(attempt), checked_lease_us(lease_s))
+        lease_us = checked_lease_us(lease_s)
+        holder = Holder(ref.token, ref.epoch, checked_attempt(attempt), lease_us, self.store.new_claims)
         pending = [key_hash for key_hash, _ in checked(hashes, [None] * len(hashes))]
         answers: dict[bytes, Held] = {}
         for _ in range(_ROUNDS):

@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 
 from idempotent.adapters.spark.ledger.claims import MAX_ROWS, ClaimState, Holder, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.config import StoreConfig
+from idempotent.adapters.spark.ledger.effect_transactions import EffectTransaction
 from idempotent.adapters.spark.ledger.runs import (
     RunChange,
     RunRef,
@@ -29,6 +30,7 @@ from idempotent.keys import SHOWN, Key, KeySpace
 from idempotent.schema import runs_name
 from idempotent.stores.sql.connections import Connections
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
+from idempotent.stores.sql.detached import DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.stores.sql.engines import engine_from
 
@@ -55,6 +57,7 @@ class SqlRunStore(RunStore):
         self._table = config.table
         self._file = _SqliteFile.of(self._engine)
         self._connections = Connections(self._engine, self._table)
+        self._handlers = DetachedConnections(self._engine, autocommit=False)
         self._tables: _Tables | None = None
         self._lock = free_in_child(Lock())
 
@@ -112,6 +115,13 @@ class SqlRunStore(RunStore):
     def give_up(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
         self._run(lambda db, on: on.claims.give_up(db, attempt, hashes))
 
+    def transaction(self, claim: Callable[[RunStore], T]) -> tuple[T, EffectTransaction]:
+        """Begin a transaction, and claim in it: `claim` gets this store within it, and may be called again."""
+        connections, tables = self._current()
+        return EffectTransaction.begin(
+            connections, self._handlers, tables.claims, lambda db: claim(_WithinTransaction(self, db, tables))
+        )
+
     def abandoned(self) -> Sequence[int]:
         return self._run(lambda db, on: on.garbage.abandoned(db))
 
@@ -134,17 +144,34 @@ class SqlRunStore(RunStore):
         self._engine.dispose()
 
     def _run(self, work: Callable[[DriverConnection, _Tables], T], *, atomically: bool = False) -> T:
+        connections, tables = self._current()
+        run = connections.run_atomically if atomically else connections.run
+        return run(lambda db: work(db, tables))
+
+    def _current(self) -> tuple[Connections, _Tables]:
         with self._lock:
             if self._file is not None and self._file.was_replaced():
                 # A new object: connections in use return to the old one, which is never used again.
                 self._connections.close()
                 self._connections = Connections(self._engine, self._table)
+                self._handlers.close()
             connections = self._connections
         if self._tables is None:
             self._tables = _Tables(connections, self._table, self.retention.us)
-        tables = self._tables
-        run = connections.run_atomically if atomically else connections.run
-        return run(lambda db: work(db, tables))
+        return connections, self._tables
+
+
+class _WithinTransaction(SqlRunStore):
+    """The store on the connection of one transaction. Nothing is tried again in it."""
+
+    new_claims = ClaimState.DONE
+
+    def __init__(self, store: SqlRunStore, connection: DriverConnection, tables: _Tables) -> None:
+        RunStore.__init__(self, store.where, retention_s=store.retention.seconds)
+        self._here = (connection, tables)
+
+    def _run(self, work: Callable[[DriverConnection, _Tables], T], **_: object) -> T:
+        return work(*self._here)
 
 
 class _Tables:

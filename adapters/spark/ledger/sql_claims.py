@@ -44,7 +44,7 @@ class ClaimTable:
             self.name,
             columns={
                 "run": "?",
-                "state": f"{ClaimState.PENDING:d}",
+                "state": "?",
                 "epoch": "?",
                 "attempt": f"CAST(? AS {blob})",
                 "lease_until": f"{now} + ?",
@@ -99,10 +99,9 @@ class ClaimTable:
     def insert_pending(
         self, connection: DriverConnection, holder: Holder, hashes: Sequence[bytes]
     ) -> dict[bytes, PendingRow]:
-        """Insert pending claims of keys without a claim; the rows of all."""
-        values = (
-            holder.token, holder.epoch, holder.attempt, holder.lease_us, holder.token, holder.epoch
-        )  # fmt: skip
+        """Insert the holder's claims of keys without a claim; the rows of all."""
+        claim = (holder.token, int(holder.state), holder.epoch, holder.attempt, holder.lease_us)
+        values = (*claim, holder.token, holder.epoch)
         rows = self._pending.run(connection, hashes, None, values)
         return {key_hash: _pending_row(row) for key_hash, row in rows.items()}
 
@@ -115,18 +114,19 @@ class ClaimTable:
             part = seen[start : start + _TAKE_OVERS]
             as_seen = " OR ".join(["(key_hash = ? AND attempt = ? AND lease_until = ?)"] * len(part))
             statement = self._text(
-                f"UPDATE {self.name} SET run = ?, epoch = ?, attempt = ?, lease_until = {self._dialect.now_us} + ?"
+                f"UPDATE {self.name} SET run = ?, state = ?, epoch = ?, attempt = ?,"
+                f" lease_until = {self._dialect.now_us} + ?"
                 f" WHERE ({as_seen}) AND state = {ClaimState.PENDING:d} AND {self._open_run}"
             )
             conditions = chain.from_iterable((row.key_hash, row.attempt, row.lease_until_us) for row in part)
-            values = (holder.token, holder.epoch, holder.attempt, holder.lease_us)
+            values = (holder.token, int(holder.state), holder.epoch, holder.attempt, holder.lease_us)
             hashes = [row.key_hash for row in part]
             if execute(connection, statement, (*values, *conditions, holder.token, holder.epoch)) == len(
                 part
             ):
                 taken.update(hashes)
             else:
-                taken |= self._of_attempt(connection, holder.attempt, hashes, ClaimState.PENDING)
+                taken |= self._of_attempt(connection, holder.attempt, hashes, holder.state)
         return taken
 
     def finish(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
-from idempotent.adapters.spark.ledger.claims import Holder, Owner, Owners, PendingRow
+from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, Owners, PendingRow
 from idempotent.adapters.spark.ledger.runs import Retention, RunChange, RunRef, RunRow, RunState, Standing
 
 
@@ -20,6 +20,9 @@ class RunStore(ABC):
         where: the store, without its password, for error messages.
         retention_s: seconds that a claim is kept.
     """
+
+    new_claims: ClassVar[ClaimState] = ClaimState.PENDING
+    """The state of a claim that `RunLedger.acquire` makes here."""
 
     def __init__(self, where: str, *, retention_s: float) -> None:
         """Store the settings."""

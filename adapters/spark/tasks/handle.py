@@ -103,9 +103,9 @@ class RunHandle:
         chunk = max(self.chunk, size or 1) if chunk is None else checked_chunk(chunk)
         return replace(self, batch_size=size, chunk=chunk)
 
-    def call(self, handler: Callable[[Any], Any], rows: Sequence[Any]) -> Any:
+    def call(self, handler: Callable[..., Any], rows: Sequence[Any], *connection: Any) -> Any:
         """What a handler returns for a batch, if it takes batches; else a list of what it returns for the one row."""
-        return handler(rows) if self.batch_size else [handler(rows[0])]
+        return handler(rows, *connection) if self.batch_size else [handler(rows[0], *connection)]
 
     def chunks(self, rows: Iterable[T]) -> Iterator[list[T]]:
         """The rows in lists of one round trip each, in order; the last may be shorter."""

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import pyarrow as pa
 
 from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, Held, Hold
+from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.refusals import command
 from idempotent.adapters.spark.ledger.run_claims import RowVerdict
 from idempotent.adapters.spark.ledger.waits import Patience
@@ -21,14 +22,18 @@ from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.adapters.spark.tasks.ledgers import check_store, ledger_for, refuse_another_batch
 from idempotent.adapters.spark.tasks.row_keys import RowKeys, first_of_each
 from idempotent.checkers.repeating import RepeatingThread
-from idempotent.errors import ConfigurationError, RunConflictError, StoreError
+from idempotent.errors import ConfigurationError, RunConflictError, StoreBusyError, StoreError
 from idempotent.logs import EventLog
+
+if TYPE_CHECKING:
+    from idempotent.adapters.spark.ledger.sql import SqlRunStore
 
 log = EventLog(__name__)
 
 _MAX_POLL_S: Final = 1.0
 _TIMES_A_LEASE: Final = 3
 _MAX_RESULT_BYTES: Final = 64 * 1024
+_LOCKED: Final = Held(Hold.HELD, token=0, attempt=b"")
 
 
 class Handlers:
@@ -81,10 +86,13 @@ class Handlers:
 
     def _take(self, rows: Mapping[bytes, Any]) -> tuple[dict[bytes, Held], dict[bytes, bytes | None]]:
         """Acquire these keys, and handle those that this attempt has. The answers, and the results of keys handled."""
-        answers = self._ledger.acquire(self._handle.ref, self._attempt, list(rows), self._handle.lease_s)
-        holds = dict(zip(rows, answers, strict=True))
+        holds = self._acquire(self._ledger, self._attempt, list(rows))
         mine = {each: rows[each] for each, held in holds.items() if held.hold is Hold.MINE}
         return holds, self._handle_mine(mine) if mine else {}
+
+    def _acquire(self, ledger: RunLedger, attempt: bytes, hashes: Sequence[bytes]) -> dict[bytes, Held]:
+        answers = ledger.acquire(self._handle.ref, attempt, hashes, self._handle.lease_s)
+        return dict(zip(hashes, answers, strict=True))
 
     def _handle_mine(self, rows: Mapping[bytes, Any]) -> dict[bytes, bytes | None]:
         """The results of the keys finished here; other attempts may have taken over the rest."""
@@ -116,11 +124,17 @@ class Handlers:
         """Wait for the keys that other attempts hold."""
         ref, first = self._handle.ref, min(held)
         # As long as others get on, the first key that they hold is another one.
-        patience.share(self._ledger.store, ref, [b"key " + held[first].attempt + first])
+        with suppress(
+            StoreBusyError
+        ):  # a transaction of SQLite's has the file: then this try waits by itself
+            patience.share(self._ledger.store, ref, [b"key " + held[first].attempt + first])
         rest_s = min(each.lease_rest_s for each in held.values())
 
         def others() -> str:
-            standings = self._ledger.standing_of({each.token for each in held.values()})
+            tokens = {each.token for each in held.values()} - {_LOCKED.token}
+            if not tokens:
+                return "an open transaction"
+            standings = self._ledger.standing_of(tokens)
             return f"{', '.join(map(str, standings.values()))}; a lease ends in {rest_s:.1f} s unless it is renewed"
 
         def reason() -> str:
@@ -132,6 +146,32 @@ class Handlers:
                 "handlers take longer than wait_s, or their processes died and their leases have not ended. They are "
                 f"of {others()}. Type: {command('show', ref)}"
             )
+
+
+class TransactionalHandlers(Handlers):
+    """The same in transactions of the ledger's database: a batch's claims commit together with what its handler writes.
+
+    A claim is DONE at once, and counts when its transaction commits. So there are no leases: the claims of a process
+    that dies are rolled back with its writes.
+    """
+
+    def _take(self, rows: Mapping[bytes, Any]) -> tuple[dict[bytes, Held], dict[bytes, bytes | None]]:
+        # One of its own for each transaction: in a later one the key is done, not this attempt's.
+        attempt, hashes = secrets.token_bytes(ATTEMPT_BYTES), list(rows)
+        store = cast("SqlRunStore", self._ledger.store)  # others are refused on the driver
+        try:
+            holds, transaction = store.transaction(
+                lambda within: self._acquire(RunLedger(within), attempt, hashes)
+            )
+        except StoreBusyError:
+            # Another transaction had a key, or on SQLite the file, for as long as the database waits for a lock.
+            return dict.fromkeys(hashes, _LOCKED), {}
+        with transaction:
+            mine = [each for each, held in holds.items() if held.hold is Hold.MINE]
+            if mine:
+                self._handler([rows[each] for each in mine], transaction.connection)
+                transaction.commit_claims(attempt, mine)
+        return holds, dict.fromkeys(mine)
 
 
 class _Renewal:
@@ -206,21 +246,24 @@ class _Renewal:
 class PartitionEffects:
     """For `foreachPartition` of RDDs and frames. Picklable."""
 
-    def __init__(self, handle: RunHandle, keys: RowKeys, handler: Callable[[Any], object]) -> None:
+    def __init__(
+        self, handle: RunHandle, keys: RowKeys, handler: Callable[..., object], kind: type[Handlers]
+    ) -> None:
         """Connect only when called."""
         self._handle = handle
         self._keys = keys
         self._handler = handler
+        self._kind = kind
 
     def __call__(self, rows: Iterable[Any]) -> None:
         """Handle one partition."""
-        handlers = Handlers(self._handle, self._handled)
+        handlers = self._kind(self._handle, self._handled)
         for part in self._handle.chunks(rows):
             handlers.run(list(map(self._keys.of_row, part)), part)
 
-    def _handled(self, rows: Sequence[Any]) -> list[None]:
+    def _handled(self, rows: Sequence[Any], *connection: Any) -> list[None]:
         """Call the handler, and store none of what it returns."""
-        self._handle.call(self._handler, rows)
+        self._handle.call(self._handler, rows, *connection)
         return [None] * len(rows)
 
 

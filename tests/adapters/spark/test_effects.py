@@ -1,20 +1,44 @@
-"""Effects in batches."""
+"""Effects in batches, and effects that commit together with their claims."""
 
 import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import sqlalchemy as sa
+from pyspark import TaskContext
 
-from idempotent.adapters.spark import IdempotentRun, idempotent_batches, idempotent_foreach
+from idempotent.adapters.spark import IdempotentRun, StoreConfig, idempotent_batches, idempotent_foreach
 from idempotent.adapters.spark.ledger import ClaimState
-from idempotent.errors import ConfigurationError
+from idempotent.errors import ConfigurationError, RunConflictError, RunFencedError, TransactionEscapedError
 from tests.adapters.spark.ledger.counting import claims_of
+from tests.adapters.spark.support import migrated
 from tests.adapters.spark.support.faults import dies, is_first_attempt
 from tests.adapters.spark.support.frames import ROWS
-from tests.adapters.spark.support.workers import exit_code_of
+from tests.adapters.spark.support.rows import RowsWritten, exit_code_of
 from tests.adapters.spark.test_handlers import OUT, hash_of
 
 FEW = [{"k": f"k{number}", "v": number} for number in range(10)]
 OTHER = b"a" * 16
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mysql"])
+def database(request, tmp_path):
+    """An empty ledger in a database of each kind."""
+    if request.param == "sqlite":
+        return StoreConfig(f"{migrated.sqlite_url(tmp_path / 'runs.db')}?timeout=30")
+    url = request.getfixturevalue(f"{request.param}_url")
+    return StoreConfig(url, table=migrated.empty_table(url))
+
+
+@pytest.fixture
+def written(database):
+    """A table beside the ledger, for the effects."""
+    rows = RowsWritten(database.url, f"{database.table}_written")
+    rows.create()
+    yield rows
+    rows.drop()
 
 
 @pytest.fixture
@@ -38,6 +62,13 @@ def keys(rows):
 
 def in_batches(run, handler, batch_size=4, **options):
     return idempotent_foreach(run, key="k", handler=handler, batch_size=batch_size, **options)
+
+
+def in_transactions(run, handler, batch_size=4, **options):
+    return in_batches(run, handler, batch_size, transactional=True, **options)
+
+
+# Batches
 
 
 def test_a_handler_gets_batches_of_different_keys_in_the_order_of_the_rows(redis_store, begin):
@@ -145,10 +176,179 @@ def test_rows_of_batches_are_counted(frame, redis_store, effects, begin):
     assert effects.words == [f"k{number}" for number in range(30)]
 
 
-def test_a_size_that_is_no_number_of_rows_is_refused_on_the_driver(redis_store, begin):
-    run = begin(redis_store)
+# Transactions
+
+
+def test_what_a_handler_writes_commits_with_its_claims(database, written, begin):
+    run = begin(database)
+    for _ in range(2):
+        in_transactions(run, written.write)([*FEW, *FEW])
+        assert written.times == dict.fromkeys(keys(FEW), 1)
+    in_transactions(run, lambda rows, connection: None)([{"k": "nothing is written"}])
+    assert claims_of(run.ledger, run.handle.ref)[ClaimState.DONE] == len(FEW) + 1
+    idempotent_foreach(
+        run, key="k", handler=lambda row, connection: written.write([row], connection), transactional=True
+    )([{"k": "alone"}, *FEW])
+    assert written.times == dict.fromkeys([*keys(FEW), "alone"], 1)
+
+
+def test_a_handler_that_raises_leaves_neither_claims_nor_writes(database, written, begin):
+    run = begin(database)
+
+    def handle(rows, connection):
+        written.write(rows, connection)
+        if "k5" in keys(rows):
+            raise ValueError("not yet")
+
+    with pytest.raises(ValueError, match="not yet"):
+        in_transactions(run, handle)(FEW)
+    assert sorted(written.times) == keys(FEW[:4])
+    assert sum(claims_of(run.ledger, run.handle.ref).values()) == 4
+    in_transactions(run, written.write)(FEW)
+    assert written.times == dict.fromkeys(keys(FEW), 1)
+
+
+@pytest.mark.parametrize("stop", ["before the commit", "after the commit"])
+def test_a_process_that_dies_repeats_and_loses_nothing(database, written, begin, stop):
+    run = begin(database, wait_s=20)
+
+    def handle(rows, connection):
+        if stop == "after the commit" and "k4" in keys(rows):
+            os._exit(7)
+        written.write(rows, connection)
+        if "k5" in keys(rows):
+            os._exit(7)
+
+    assert exit_code_of(in_transactions(run, handle), FEW) == 7
+    assert written.times == dict.fromkeys(keys(FEW[:4]), 1)
+    # At once: no lease of 600 seconds is in the way.
+    in_transactions(run, written.write)(FEW)
+    assert written.times == dict.fromkeys(keys(FEW), 1)
+
+
+def test_of_two_attempts_at_a_partition_one_writes_each_row(database, written, begin):
+    run = begin(database)
+
+    def handle(rows, connection):
+        written.write(rows, connection)
+        time.sleep(0.05)
+
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(in_transactions(run, handle, 3), FEW) for _ in range(3)]:
+            done.result(30)
+    assert written.times == dict.fromkeys(keys(FEW), 1)
+
+
+def test_a_driver_that_takes_over_waits_for_open_transactions_and_fences_all_later_ones(
+    database, written, begin
+):
+    run, writing, go_on = begin(database), threading.Event(), threading.Event()
+
+    def handle(rows, connection):
+        written.write(rows, connection)
+        writing.set()
+        go_on.wait(30)
+
+    with ThreadPoolExecutor(2) as pool:
+        zombie = pool.submit(in_transactions(run, handle), FEW)
+        writing.wait(30)
+        begins = pool.submit(begin, database, takeover=True)
+        time.sleep(0.5)
+        assert not begins.done()
+        go_on.set()
+        begins.result(30)
+
+        def go_through():
+            zombie.result(30)
+            in_transactions(run, handle)([{"k": "late"}])  # SQLite may have let it through with all batches
+
+        with pytest.raises(RunFencedError, match="taken over by another driver"):
+            go_through()
+    in_transactions(begins.result(), written.write)(FEW)
+    assert written.times == dict.fromkeys(keys(FEW), 1)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "statement"])
+def test_a_handler_that_ends_the_transaction_is_refused(database, written, begin, end):
+    run = begin(database)
+
+    def handle(rows, connection):
+        written.write(rows, connection)
+        if end == "statement":
+            connection.execute(sa.text("COMMIT"))
+        else:
+            getattr(connection, end)()
+
+    with pytest.raises(TransactionEscapedError):
+        in_transactions(run, handle)(FEW)
+    assert written.times == {}
+    assert sum(claims_of(run.ledger, run.handle.ref).values()) == 0
+
+
+def test_what_follows_an_ignored_error_that_ended_the_transaction_is_not_committed(sqlite_store, begin):
+    written = RowsWritten(sqlite_store.url, "written")
+    written.create(unique=True)
+
+    def handle(rows, connection):
+        written.write(rows, connection)
+        try:
+            connection.execute(sa.text("INSERT OR ROLLBACK INTO written (k) VALUES ('k0')"))
+        except sa.exc.IntegrityError:
+            connection.execute(sa.text("INSERT INTO written (k) VALUES ('without a claim')"))
+
+    with pytest.raises(TransactionEscapedError, match="let it pass"):
+        in_transactions(begin(sqlite_store), handle)(FEW)
+    assert written.times == {}
+
+
+def test_claims_of_effects_without_transactions_are_waited_for_and_taken_over(database, written, begin):
+    run = begin(database, wait_s=0.5)
+    ref, held, done = run.handle.ref, hash_of(run, "k1"), hash_of(run, "k2")
+    run.ledger.acquire(ref, OTHER, [held, done], lease_s=600)
+    run.ledger.finish(OTHER, [(done, None)])
+    with pytest.raises(RunConflictError, match=r"1 keys of .* held by other attempts"):
+        in_transactions(run, written.write)(FEW[:4])
+    assert sorted(written.times) == ["k0", "k3"]
+    in_transactions(begin(database, takeover=True), written.write)(FEW[:4])
+    assert written.times == dict.fromkeys(["k0", "k1", "k3"], 1)
+
+
+def test_what_a_transaction_cannot_have_is_refused_on_the_driver(redis_store, sqlite_store, begin):
+    with pytest.raises(
+        ConfigurationError, match=r"transactional=True needs the ledger in the SQL database.*Redis"
+    ):
+        in_transactions(begin(redis_store), print)
+    run = begin(sqlite_store)
+    with pytest.raises(ConfigurationError, match="chunk cannot go with transactional=True"):
+        in_transactions(run, print, chunk=5)
     for size in (0, True, "4"):
         with pytest.raises(ConfigurationError, match="batch_size must be a whole number, at least 1"):
             in_batches(run, print, size)
+    with pytest.raises(ConfigurationError, match="transactional"):
+        idempotent_foreach(run, key="k", handler=print, transactional=1)
     with pytest.raises(ConfigurationError, match='batch_size go with mode="replay"'):
         idempotent_batches(run, key="k", batch_size=4)
+
+
+@pytest.mark.slow
+def test_workers_that_die_and_handlers_that_raise_write_each_row_once(spark, frame, database, written, begin):
+    def handle(rows, connection):
+        written.write(rows, connection)
+        if is_first_attempt() and 150 in [row["v"] for row in rows]:
+            dies()
+        if TaskContext.get().attemptNumber() == 0 and 600 in [row["v"] for row in rows]:
+            raise ValueError("not yet")
+
+    run = begin(database)
+    frame.foreachPartition(in_transactions(run, handle, 20))
+    assert written.times == {f"k{v}": 1 for v in range(ROWS)}
+    # A task that failed counts nothing: what it had written by then is a duplicate to the next try.
+    counted = run.counts
+    assert (sum(counted.values()), counted["duplicate"]) == (ROWS, 140 + 100)
+    # Two tasks at the same keys at once.
+    both = spark.sparkContext.parallelize([{"k": f"x{v}", "v": v} for v in range(100)] * 2, 2)
+    both.foreachPartition(in_transactions(run, handle, 7))
+    assert written.times == {f"k{v}": 1 for v in range(ROWS)} | {f"x{v}": 1 for v in range(100)}
+    assert {name: count - counted[name] for name, count in run.counts.items()} == {
+        "new": 100, "duplicate": 100, "conflict": 0
+    }  # fmt: skip

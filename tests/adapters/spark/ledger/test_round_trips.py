@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from idempotent.adapters.spark.ledger import RowVerdict, RunClaims
+from idempotent.adapters.spark.ledger import Hold, RowVerdict, RunClaims, RunLedger
 from idempotent.stores.redis.scripts import RedisStore
 from idempotent.stores.sql import cursor
 from tests.adapters.spark.ledger import ledgers
@@ -79,6 +79,25 @@ def test_round_trips_of_1000_effects(place, sent):
     assert count(sent, lambda: ledger.renew_claims(ATTEMPT, hashes, LEASE_S))[0] == 1
     results = [(key_hash, b"result") for key_hash in hashes]
     assert count(sent, lambda: ledger.finish(ATTEMPT, results))[0] == 1
+
+
+def test_round_trips_of_1000_effects_in_a_transaction(place, sent):
+    if place.kind == "redis":
+        pytest.skip("Redis has no such transactions")
+    store, hashes = place.store(), keys(1000)
+    ref = RunLedger(store).begin("orders", "r1", lease_s=LEASE_S).ref
+
+    def effect():
+        _, transaction = store.transaction(
+            lambda within: RunLedger(within).acquire(ref, ATTEMPT, hashes, LEASE_S)
+        )
+        with transaction:
+            transaction.commit_claims(ATTEMPT, hashes)
+
+    # Beside BEGIN and COMMIT: the claims are inserted as done.
+    assert count(sent, effect)[0] == 1
+    other = b"b" * 16
+    assert {each.hold for each in RunLedger(store).acquire(ref, other, hashes, LEASE_S)} == {Hold.DONE}
 
 
 def test_round_trips_of_a_run(place, sent):

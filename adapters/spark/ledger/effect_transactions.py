@@ -1,0 +1,96 @@
+"""EffectTransaction: claims, and what a handler writes in the ledger's database, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import sessionmaker
+
+from idempotent.adapters.spark.ledger.sql_claims import ClaimTable
+from idempotent.checkers.sql.handler_transaction import HandlerTransaction
+from idempotent.checkers.sql.sessions import Sessions
+from idempotent.errors import TransactionEscapedError
+from idempotent.stores.sql.connections import Connections
+from idempotent.stores.sql.cursor import DriverConnection
+from idempotent.stores.sql.detached import DetachedConnections
+from idempotent.stores.sql.dialects import SqlDialect
+from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
+
+T = TypeVar("T")
+_TRIES_LEFT: Final = (2, 1, 0)
+_SESSIONS: Final = Sessions(sessionmaker())
+
+
+class EffectTransaction(HandlerTransaction):
+    """A handler's transaction with claims of its keys. Its block commits by `commit_claims`, or not at all."""
+
+    def __init__(self, own: DetachedConnections, dialect: SqlDialect, claims: ClaimTable) -> None:
+        """Begin it."""
+        super().__init__(own, dialect, _SESSIONS, strict=False)
+        self._claims = claims
+
+    @classmethod
+    def begin(
+        cls,
+        connections: Connections,
+        own: DetachedConnections,
+        claims: ClaimTable,
+        claim: Callable[[DriverConnection], T],
+    ) -> tuple[T, Self]:
+        """Begin a transaction and claim in it: again, at most twice, after a deadlock or on a dead connection.
+
+        Raises as `Connections.run`.
+        """
+        engine = connections.engine
+        for remaining in _TRIES_LEFT:
+            transaction: Self | None = None
+            try:
+                transaction = cls(own, connections.dialect, claims)
+                answer = claim(transaction.driver)
+                # From an answer with rows, such as of RETURNING, PyMySQL does not learn that a transaction is open.
+                transaction.guard(keyed=transaction.is_open)
+                return answer, transaction
+            except BaseException as error:
+                if transaction is not None:
+                    transaction.close(reuse=False)
+                if not isinstance(error, (engine.dialect.loaded_dbapi.Error, SQLAlchemyError, OSError)):
+                    raise
+                fault = fault_of(error, engine)
+                if fault is Fault.DISCONNECTED:
+                    own.close()
+                if not remaining or fault not in (Fault.ABORTED, Fault.DISCONNECTED):
+                    raise as_store_error(error, engine, claims.name) from error
+        raise AssertionError("unreachable")
+
+    def commit_claims(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
+        """Commit an attempt's claims of these keys, and what the handler wrote.
+
+        Whether a COMMIT without an answer has succeeded is not asked: Spark's retry finds the claims, or not.
+
+        Raises as `demand_open`: the database has undone the transaction, or the handler ended it.
+        """
+        self.flush()
+        self.demand_open()
+        # After an error that the handler has ignored, the database may have begun another transaction, without claims.
+        if self.doubt and self._claims.finish(self.driver, attempt, [(each, None) for each in hashes]) != set(
+            hashes
+        ):
+            if self.undone_by is not None:
+                raise self.undone()
+            raise TransactionEscapedError(
+                "the handler ignored an error that ended its transaction: let it pass"
+            )
+        self.commit()
+
+    def __enter__(self) -> Self:
+        """The transaction itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Roll back what is not committed. After an error the connection is not used again."""
+        self.close(reuse=error is None)
