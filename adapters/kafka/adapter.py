@@ -84,27 +84,32 @@ class KafkaAdapter(Adapter):
             `partition`, else 1000. More than 1 with `partition` fills batches, and keeps the order while a Worker has
             one thread and no message fails or waits for its key; after a failed message, the next one is delivered
             when that is settled.
-        max_pending_per_partition: received and unfinished messages at which a partition is paused.
-        max_pending_bytes: bytes of such messages and of unsent outputs; each partition pauses at an equal share.
+        max_pending_per_partition: received and unfinished messages at which a partition is paused; a fetch of up to 500
+            may come on top.
+        max_pending_bytes: bytes of such messages and of unsent outputs; each partition pauses at an equal share. The
+            client library holds up to 16 MiB more, and 16 MiB for each broker (`queued.max.messages.kbytes`,
+            `fetch.max.bytes`).
         commit_interval_s: seconds between commits.
         commit_every: settled messages after which a commit comes sooner.
         dead_letter_topic: for the dead letters of all topics; None: `<topic>.dlq` for each topic. It must exist.
         retry_topic: failed messages wait in the topic `<topic>.<group>.retry`, which must exist, and hold back no
             other message.
         acks: what `publish` waits for: `all`, `1` or `0`. Dead letters always wait for all.
-        idempotent_producer: the broker drops the client library's own duplicates. None: with `acks="all"`.
-        publish_timeout_s: seconds within which the broker must confirm a message.
+        idempotent_producer: the broker drops what the client library sends twice, but no second `publish`. None: with
+            `acks="all"`.
+        publish_timeout_s: seconds within which the broker must confirm a message; a missing topic is refused after 5.
         fail_fast: `open` raises when no broker answers within 10 seconds, and `receive` as soon as the broker says that
-            a topic is missing or access denied.
-            False: the adapter waits for both, with a warning.
+            a topic is missing or access denied. False: the adapter waits for both, with a warning.
         security_protocol: librdkafka's `security.protocol`; default with a user name: `SASL_SSL`.
         sasl_mechanism: default with a user name: `PLAIN`.
         sasl_username: wins over the URL's.
         sasl_password: wins over the URL's.
         ssl_ca_location: a file with certificates.
-        client_config: more of librdkafka's settings, for all its clients.
-        consumer_config: more of them for the consumer. Automatic commits are refused.
-        producer_config: more of them for the producer.
+        client_config: more of librdkafka's settings, for all its clients. Callbacks are called in the worker's thread;
+            `callback_failed` logs what they raise. Statistics come at least every two seconds.
+        consumer_config: more of them for the consumer. Automatic commits and offset stores are refused, and with
+            `exactly_once` an `isolation.level` but `read_committed`, which is the default.
+        producer_config: more of them for the producer, but `on_delivery` and `delivery.report.only.error`.
 
     Raises:
         ConfigurationError: settings that cannot work, or cannot work together.

@@ -64,16 +64,20 @@ class RabbitMqAdapter(Adapter):
 
     Args:
         url: `amqp://user:password@host:5672/vhost`, `amqps://` for TLS; several hosts are separated by commas.
-        prefetch: unacknowledged deliveries of a queue that the broker may send, 1 to 65535; default: as many as the
-            worker takes, and more while some of them wait.
+        prefetch: unacknowledged deliveries of a queue that the broker may send, 1 to 65535. By default twice the
+            worker's `concurrency` x `batch_size`; that grows while handlers wait for the broker (to about 200) or
+            deliveries for their key or copy (to about 1000), until one has waited for a handler for a second. With
+            `x-single-active-consumer` on the queue it cannot grow: set a number.
         ack: when messages are acknowledged; one of `AckMode` or its value.
         ack_batch: for `batched`: messages per acknowledgement; default: half the prefetch, at most 64.
         ack_interval_s: for `batched`: the longest wait for a batch to fill, in seconds.
-        pull: fetch messages one by one (`basic.get`). Slow; the broker sends nothing ahead.
-        declare: create missing queues.
-        queue_type: of the created queues; one of `QueueType` or its value.
+        pull: fetch messages one by one (`basic.get`): each costs a round trip, and the broker sends nothing ahead.
+        declare: create missing queues; existing ones are used as they are.
+        queue_type: of the created queues, but for delay queues; one of `QueueType` or its value.
         dead_letter_queue: one for all queues; default: one for each, named `<queue>.dead`.
-        per_channel_prefetch: `prefetch` counts for all queues together. Not with quorum queues.
+        per_channel_prefetch: `prefetch` counts for all queues together. Quorum queues refuse it, and RabbitMQ from 4.3
+            on counts for each queue all the same, unless `deprecated_features.permit.global_qos = true` is in
+            `rabbitmq.conf`.
         heartbeat_s: seconds between heartbeats; a dead connection is noticed within about two of them.
         fail_fast: raise when the very first attempt to connect fails.
         ca_file: TLS: trusted certificates in place of the system's.
