@@ -1,7 +1,7 @@
 """judge: the rule that answers a request for a stored key. Every store carries out its answer.
 
-`claim.lua` repeats the rule for Redis, because it must run in the server. `docs/guarantees.md` shows the rule as a
-table, which both, and each store, are tested against.
+`claim.lua` repeats the rule for Redis, because it must run in the server. `docs/reference/checkers.md` shows the
+rule as a table, which both, and each store, are tested against.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The claim rule as a table: `judge` is equal to it, each row of it is needed, and the guarantees show it.
+"""The claim rule as a table: `judge` is equal to it, each row of it is needed, and its page shows it.
 
 `CellsContract` holds the stores against it.
 """
@@ -12,7 +12,7 @@ from idempotent.claims import NOBODY, ClaimRequest, KeyStatus, Lapsed, new_owner
 from idempotent.keys import KeySpace
 from idempotent.testing.checker_contract.rule import RULE, After, State, faults_of, row_of
 
-GUARANTEES = Path(__file__).parents[2] / "docs" / "guarantees.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "checkers.md"
 KEY = KeySpace("orders", "billing").key("1")
 OURS, THEIRS = b"o" * 20, b"t" * 20
 OWNER = new_owner()
@@ -44,8 +44,8 @@ def test_each_row_of_the_table_decides_something():
     assert deciding == set(range(len(RULE)))
 
 
-def test_the_guarantees_show_the_table():
-    assert "\n".join(shown()) in GUARANTEES.read_text()
+def test_its_page_shows_the_table():
+    assert "\n".join(shown()) in PAGE.read_text()
 
 
 def shown():

@@ -1,7 +1,7 @@
 """The claim rule as one table, and its contract: a stored key and a request give the answer, and the key afterwards.
 
 `judge` and `claim.lua` decide by this rule, and the statements of the SQL stores carry it out. Tests hold `judge`, and
-each store through `CellsContract`, against every cell of the table. `docs/guarantees.md` shows it.
+each store through `CellsContract`, against every cell of the table. `docs/reference/checkers.md` shows it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SOME_REQUESTS: Final = _ALL_REQUESTS[::5]
 
 
 class State(Enum):
-    """What the rule distinguishes about a key, in the words of `docs/guarantees.md`."""
+    """What the rule distinguishes about a key, in the words of `docs/reference/checkers.md`."""
 
     FREE = "not stored"
     RETRY = "failed, backoff over"
@@ -63,7 +63,7 @@ class State(Enum):
 
 
 class After(Enum):
-    """The key after the answer, in the words of `docs/guarantees.md`."""
+    """The key after the answer, in the words of `docs/reference/checkers.md`."""
 
     UNCHANGED = "unchanged"
     CLAIMED = "the delivery's"

@@ -1,4 +1,4 @@
-"""How a handler may try to end its transaction by itself: a table that tests walk through, and the guarantees show."""
+"""How a handler may try to end its transaction by itself: a table that tests walk through, and their page shows."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ TABLE = (REFUSED, ELSEWHERE, DISCARDED, ROLLED_BACK, COMMITTED, ABORTED)
 
 
 def shown():
-    """The table as the guarantees show it."""
+    """The table as its page shows it."""
     yield "| a handler | how it is noticed | the message | its effect |"
     yield "|---|---|---|---|"
     for row in TABLE:

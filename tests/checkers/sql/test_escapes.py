@@ -19,7 +19,7 @@ from tests.checkers.sql.booking import MODES, book, consumer_of, keys, messages,
 from tests.checkers.sql.endings import DISCARDED, TABLE, Fate, driver, shown
 from tests.support.stores import open_store
 
-GUARANTEES = Path(__file__).parents[3] / "docs" / "guarantees.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "consumers.md"
 CASES = [pytest.param(row, way, id=name) for row in TABLE for name, way in row.ways.items()]
 THEN = ["lets errors pass", "goes on", "raises", "raises what is ignored"]
 
@@ -64,8 +64,8 @@ def test_a_handler_cannot_end_the_transaction_its_key_lives_in(sql_store, row, w
     assert keys(checker) == {*found, *(["2"] if ignores else [])}
 
 
-def test_the_guarantees_show_the_table():
-    assert "\n".join(shown()) in GUARANTEES.read_text()
+def test_its_page_shows_the_table():
+    assert "\n".join(shown()) in PAGE.read_text()
 
 
 def test_an_ignored_group_of_exceptions_hides_no_refused_commit(sql_store):
