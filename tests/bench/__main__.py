@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 
 from tests.bench.figures import Figures
+from tests.bench.machine import machine
 from tests.bench.parts import PARTS, Effort
-from tests.bench.report import machine, shown, write
+from tests.bench.report import shown, write
 from tests.bench.targets import UNREACHED, targets
 
 
@@ -27,7 +28,7 @@ def main(
     """Measure, print the targets, and write a report with pictures.
 
     Ratios are made inside this run, of contenders in turn. Let nothing else run on the machine meanwhile.
-    The exit status is 1 when a target fails that docs/speed.md does not explain.
+    The exit status is 1 when a target fails that docs/reference/figures.md does not explain.
     """
     names = [name.strip() for name in only.split(",") if name.strip()] or list(PARTS)
     if unknown := [name for name in names if name not in PARTS]:
@@ -48,7 +49,7 @@ def main(
     console.print(f"\n{time.monotonic() - began:.0f} s. {files[0]}, with {len(files) - 1} files beside it.")
     failed = [score.target.what for score in scores if score.passed is False]
     if new := [what for what in failed if what not in UNREACHED]:
-        sys.exit(f"failed, and docs/speed.md does not say why: {'; '.join(new)}")
+        sys.exit(f"failed, and docs/reference/figures.md does not say why: {'; '.join(new)}")
 
 
 if __name__ == "__main__":

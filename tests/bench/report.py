@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from rich.table import Table
 
-from tests.bench.figures import Figure, Figures, What
+from tests.bench.figures import Figures, What
 from tests.bench.goals import Score
-from tests.bench.machine import machine
+from tests.bench.page import MARKS, results, tables
 
-_MARKS: Final = {True: "pass", False: "FAIL", None: "-"}
 _COLORS: Final = {True: "green", False: "red", None: "dim"}
 _OURS: Final = ("Checker", "Relay", "run.")
 
@@ -24,7 +22,7 @@ def shown(scores: Iterable[Score]) -> Table:
     """The targets, for the terminal."""
     table = Table("what", "target", "figure", "by hand", "", title="Targets", title_justify="left")
     for score in scores:
-        mark = f"[{_COLORS[score.passed]}]{_MARKS[score.passed]}[/]"
+        mark = f"[{_COLORS[score.passed]}]{MARKS[score.passed]}[/]"
         table.add_row(score.target.what, score.wanted, score.shown, score.by_hand, mark)
     return table
 
@@ -38,48 +36,12 @@ def write(folder: Path, figures: Figures, scores: Sequence[Score]) -> list[Path]
         scores: of the targets.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    report, data = folder / "report.md", folder / "figures.json"
+    report, data, kept = folder / "report.md", folder / "figures.json", folder / "results.json"
     data.write_text(json.dumps([asdict(figure) for figure in figures.all], indent=1))
-    report.write_text(_markdown(figures, scores))
-    return [report, data, *_plots(folder, figures)]
-
-
-def _markdown(figures: Figures, scores: Sequence[Score]) -> str:
-    lines = [
-        f"Measured on {datetime.now(UTC):%Y-%m-%d}, {machine()}.",
-        "",
-        "| what | target | figure | the same by hand | |",
-        "|---|---|---|---|---|",
-        *(f"| {v.target.what} | {v.wanted} | {v.shown} | {v.by_hand} | {_MARKS[v.passed]} |" for v in scores),
-    ]
-    for where in _places(figures):
-        lines += [
-            "",
-            f"## {where}",
-            "",
-            "| | batch | threads | messages/s | p50 of a call | p99 | CPU a message | duplicates/s |",
-            "|---|---:|---:|---:|---:|---:|---:|---:|",
-        ]
-        for figure in figures.all:
-            if figure.where == where and figure.what is What.FRESH:
-                lines.append(_line(figure, figures))
-    return "\n".join(lines) + "\n"
-
-
-def _line(figure: Figure, figures: Figures) -> str:
-    again = figures.find(
-        figure.where, figure.who, what=What.DUPLICATES, batch=figure.batch, threads=figure.threads
-    )
-    return (
-        f"| {figure.who} | {figure.batch} | {figure.threads} | {figure.rate:,.0f} | {_time(figure.p50_us)} |"
-        f" {_time(figure.p99_us)} | {_time(figure.cpu_us)} | {f'{again.rate:,.0f}' if again else ''} |"
-    )
-
-
-def _time(microseconds: float) -> str:
-    if microseconds <= 0:
-        return ""
-    return f"{microseconds:.1f} us" if microseconds < 1000 else f"{microseconds / 1000:.1f} ms"
+    run = results(figures, scores)
+    kept.write_text(json.dumps(run, indent=1))
+    report.write_text("\n".join(tables(run)) + "\n")
+    return [report, data, kept, *_plots(folder, figures)]
 
 
 def _plots(folder: Path, figures: Figures) -> list[Path]:

@@ -39,7 +39,7 @@ UNREACHED: Final = (
     "handler that sends 1 on PostgreSQL, against one that sends none",
     "@idempotent on Memory, against a consumer with results",
 )
-"""What fails in each run or, near its target, in some, as docs/speed.md says. Other failures fail the run."""
+"""What fails in each run or, near its target, in some; docs/reference/figures.md says why. Others fail the run."""
 
 
 def targets() -> Iterator[Target]:
