@@ -35,3 +35,17 @@ def test_the_names_are_those_of_the_code(page):
     names = set(NAME.findall((DOCS / page).read_text())) - THEIRS
     # The exporter adds an ending to the names of counters.
     assert {name for name in names if name not in code and name.removesuffix("_total") not in code} == set()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("Up to date:", "Equal:", "Ahead:", "Different:", "Done:", "Table missing or different"),
+        *("Store unreachable", "effect unknown", "times while it ran", "the message has no", "Type: "),
+    ],
+)
+def test_what_troubleshooting_quotes_is_said(said):
+    sources = [path for folder in ("idempotent", "adapters") for path in (ROOT / folder).rglob("*.py")]
+    assert any(said in path.read_text() for path in sources)
+    page = (DOCS / "troubleshooting.md").read_text()
+    assert said.strip(": ").removesuffix(" while it ran") in page
