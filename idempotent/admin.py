@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -191,10 +191,14 @@ class StoreStats:
     Attributes:
         consumers: by `subject:group`; consumers all of whose keys are done are missing.
         expired: keys past their expiry that are not deleted yet.
+        runs: how many runs of Spark are in the same database, by state; empty: none, or the store is Redis.
+        prepared_waits_s: since the lease ended of the PREPARED run that has had no driver for longest; 0: all have one.
     """
 
     consumers: Mapping[str, WaitingKeys]
     expired: int
+    runs: Mapping[str, int] = field(default_factory=dict)
+    prepared_waits_s: float = 0.0
 
 
 def measured(records: Iterable[KeyRecord], expired: int = 0) -> StoreStats:

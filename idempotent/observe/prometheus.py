@@ -151,13 +151,23 @@ def _stores() -> Iterable[Metric]:
     expired = GaugeMetricFamily(
         "idempotent_store_expired_keys", "Keys that gc has not deleted yet.", labels=["store"]
     )
+    runs = GaugeMetricFamily("idempotent_store_runs", "Runs of Spark.", labels=["store", "state"])
+    waits = GaugeMetricFamily(
+        "idempotent_store_prepared_run_waits_seconds",
+        "Since the lease ended of the PREPARED run that has had no driver for longest.",
+        labels=["store"],
+    )
     for store, stats in sorted(stores.stats().items()):
+        for state, number in stats.runs.items():
+            runs.add_metric([store, state], number)
+        if stats.runs:
+            waits.add_metric([store], stats.prepared_waits_s)
         expired.add_metric([store], stats.expired)
         for consumer, keys in sorted(stats.consumers.items()):
             dead.add_metric([store, consumer], keys.dead)
             oldest.add_metric([store, consumer], keys.oldest_claim_s)
             lapsed.add_metric([store, consumer], keys.lapsed)
-    return [dead, oldest, lapsed, expired]
+    return [dead, oldest, lapsed, expired, runs, waits]
 
 
 def rendered(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Final, Self
 
 from idempotent.admin import OWN, StoreStats, WaitingKeys
@@ -18,7 +19,13 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.claims import ClaimRequest
 from idempotent.consumer import AnyConsumer
-from idempotent.errors import ConfigurationError, StoreBusyError, StoreUnavailableError, described
+from idempotent.errors import (
+    ConfigurationError,
+    StoreBusyError,
+    StoreError,
+    StoreUnavailableError,
+    described,
+)
 from idempotent.keys import KeySpace
 from idempotent.logs import EventLog
 from idempotent.observe.counting import StoreMeasures, stores
@@ -279,6 +286,7 @@ class MeasuredStore:
         self._measures = measures
         self._lead = checker.lead("metrics") if checker.is_shared else None
         self._next = 0.0
+        self._has_runs = True
         self._failures = LogThrottle()
 
     def look(self) -> None:
@@ -299,7 +307,7 @@ class MeasuredStore:
     def _measure(self) -> None:
         began = time.monotonic()
         try:
-            stats = self._checker.admin().measure()
+            stats = self._with_runs(self._checker.admin().measure())
         finally:
             took_s = time.monotonic() - began
             wait_s = max(_MEASURE_S, took_s * _REST)
@@ -315,4 +323,39 @@ class MeasuredStore:
     def _named(self, stats: StoreStats) -> StoreStats:
         """The measure, with zeros for the worker's consumers."""
         nothing = dict.fromkeys(self.consumers, WaitingKeys(0, 0, 0.0))
-        return StoreStats({**nothing, **stats.consumers}, stats.expired)
+        return replace(stats, consumers={**nothing, **stats.consumers})
+
+    def _with_runs(self, stats: StoreStats) -> StoreStats:
+        """The measure, with Spark's runs beside the keys. An application without Spark need not have their table."""
+        if self._has_runs:
+            try:
+                return _with_runs_of(self._checker, stats)
+            except (StoreUnavailableError, StoreBusyError):
+                raise
+            except StoreError:
+                self._has_runs = False
+        return stats
+
+
+def _with_runs_of(checker: AbstractIdempotentChecker, stats: StoreStats) -> StoreStats:
+    """A measure with the runs of the database: one look at each. Redis would read the name of each key once more."""
+    from idempotent.adapters.spark.ledger import RunState
+    from idempotent.checkers.sql.store import SqlStore
+    from idempotent.schema import runs_name
+    from idempotent.stores.sql.cursor import query
+
+    store = getattr(checker, "store", None)
+    if not isinstance(store, SqlStore):
+        return stats
+    dialect = store.connections.dialect
+    statement = (
+        f"SELECT state, COUNT(*), {dialect.now_us} - MIN(lease_until) FROM {dialect.located(runs_name(store.table))}"
+        " GROUP BY state"
+    )
+    found = {
+        RunState(state): (int(count), int(us)) for state, count, us in store.connections.run(query, statement)
+    }
+    waits_us = found.get(RunState.PREPARED, (0, 0))[1]
+    # A state without runs is a zero, if there are any: an alert on what is missing does not resolve.
+    runs = {each.name.lower(): found.get(each, (0, 0))[0] for each in RunState if each and found}
+    return replace(stats, runs=runs, prepared_waits_s=max(waits_us, 0) / 1e6)

@@ -1004,14 +1004,14 @@ FAULTS: Final = (
         "adapters/spark/keys.py",
         'return F.regexp_replace(plain, r"\\.?0+$", "")',
         'return column.cast("string")',
-        "tests/adapters/spark/test_key_columns.py -k test_a_value_is_one_key",
+        "tests/adapters/spark/keys/test_key_columns.py -k test_a_value_is_one_key",
     ),
     Fault(
         "Spark: the text of a timestamp key depends on the session",
         "adapters/spark/keys.py",
         'return F.unix_micros(column).cast("string")',
         'return column.cast("string")',
-        "tests/adapters/spark/test_key_columns.py -k test_a_value_is_one_key",
+        "tests/adapters/spark/keys/test_key_columns.py -k test_a_value_is_one_key",
     ),
     Fault(
         "Spark: copies go to the folder before a # in its name",

@@ -27,7 +27,7 @@ def test_the_page_names_each_series_its_type_and_its_labels():
     registry = Registry(observers=[counters])
     registry.consumer("orders", checker=MemoryChecker())(lambda message: None)
     outboxes.measured("shop_outbox", OutboxStats(1, 2.0, 0, 0, 0, 1))
-    stores.measured("page", StoreStats({"orders:default": WaitingKeys(1, 1, 1.0)}, 1))
+    stores.measured("page", StoreStats({"orders:default": WaitingKeys(1, 1, 1.0)}, 1, {"prepared": 1}, 2.0))
     workers.add(one_load)
     try:
         exported = {}

@@ -12,10 +12,12 @@ from urllib.request import urlopen
 import pytest
 
 import idempotent
+from idempotent.adapters.spark.ledger import StoreConfig, open_ledger
 from idempotent.admin import StoreStats, WaitingKeys
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.errors import StoreUnavailableError
+from idempotent.migrations import upgrade
 from idempotent.observe.counting import StoreMeasures
 from idempotent.worker.store_watch import MeasuredStore, StoreSurvey
 from tests.support.hooks import answering, unreachable
@@ -64,6 +66,36 @@ def test_one_of_two_processes_measures_and_the_other_takes_over_when_it_stops(st
     second.look()
     assert measures[1].stats() == {name: shown}
     second.give_up()
+
+
+@pytest.mark.parametrize("store", SHARED, indirect=True)
+def test_the_runs_of_spark_beside_the_keys_are_measured(store):
+    measures = StoreMeasures()
+    one = MeasuredStore(store.leased(), measures)
+
+    def measured():
+        one._next = 0.0
+        one.look()
+        ((_, stats),) = measures.stats().items()
+        return stats
+
+    assert measured().runs == {}, "there is no table for them"
+    if store.kind == "redis":
+        return
+    upgrade(store.url, table=store.table)
+    one._has_runs = True
+    with open_ledger(StoreConfig(store.url, table=store.table)) as ledger:
+        assert measured().runs == {}
+        refs = [ledger.begin("orders", f"r{number}", lease_s=60.0).ref for number in range(3)]
+        for ref in refs[1:]:
+            ledger.prepare(ref)
+        ledger.commit(refs[2])
+        stats = measured()
+        assert stats.runs == {"open": 1, "prepared": 1, "committed": 1, "aborted": 0}
+        assert stats.prepared_waits_s == 0.0, "its driver publishes"
+        ledger.end_lease(refs[1])
+        assert 0 < measured().prepared_waits_s < 60
+    one.give_up()
 
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)
