@@ -182,5 +182,5 @@ def _encoded(part: Any) -> bytes:
         raise MissingKeyError("null key: a row has no value in a part of its key")
     raise ConfigurationError(
         "a key is made of texts, bytes, integers, booleans, dates, finite decimals and datetimes with a time zone, "
-        f"not of {part!r:.50}, a {type(part).__name__}: turn it into the text that you want to compare"
+        f"not of {type(part).__name__}: turn it into the text that you want to compare"
     )
