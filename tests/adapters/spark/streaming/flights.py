@@ -1,52 +1,29 @@
-"""Flights from a Kafka topic, each published once: `python -m` this module, `BOOTSTRAP TOPIC URL FOLDER`.
+"""The example of Kafka, Spark and a table, as a program: `python -m` this module, `batch|stream FOLDER`.
 
-As a program it is to be killed where IDEMPOTENT_CRASH_AT says.
+It is to be killed where IDEMPOTENT_CRASH_AT says.
 """
 
+import os
 import sys
+from pathlib import Path
 
-from idempotent.adapters.spark import StoreConfig, foreach_batch
 from idempotent.testing.crashpoints import around
-from tests.adapters.spark.streaming.source import TopicSource
-from tests.adapters.spark.streaming.streams import publish_to
 from tests.adapters.spark.support import sessions
-from tests.adapters.spark.support.patience import patiently
 
-SINK = "flights-v1"
+# What Spark fetches from Maven Central is kept beside the tests' own servers.
+JARS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "idempotent-tests" / "ivy"
 
 
-def publish_all(spark, bootstrap, topic, store, folder, *, handler=None):
-    """Everything that is in the topic now."""
-    spark.dataSource.register(TopicSource)
-    process = foreach_batch(
-        store,
-        sink_id=SINK,
-        key="value",
-        order_by=["part", "at"],
-        handler=handler or publish_to(f"{folder}/out"),
-        staging=f"{folder}/staging",
-        lease_s=5.0,
-    )
-    frame = spark.readStream.format("topic").option("bootstrap", bootstrap).option("topic", topic).load()
-    writer = frame.writeStream.foreachBatch(process).option("checkpointLocation", f"{folder}/checkpoint")
+def main():
+    kind, folder = sys.argv[1:]
+    os.chdir(folder)
+    from examples import spark_kafka
 
-    def run():
-        query = writer.start()
-        try:
-            query.processAllAvailable()
-        finally:
-            query.stop()
-
-    patiently(run)
+    settings = {"spark.jars.packages": spark_kafka.CONNECTOR, "spark.jars.ivy": str(JARS)}
+    spark = sessions.classic(**sessions.QUICK, **settings)
+    getattr(spark_kafka, kind)(spark, around(spark_kafka.insert, "publish"), lease_s=5.0)
+    spark.stop()
 
 
 if __name__ == "__main__":
-    bootstrap, topic, url, folder = sys.argv[1:]
-    publish_all(
-        sessions.classic(**sessions.QUICK),
-        bootstrap,
-        topic,
-        StoreConfig(url),
-        folder,
-        handler=around(publish_to(f"{folder}/out"), "publish"),
-    )
+    main()
