@@ -10,7 +10,7 @@ from opentelemetry.semconv.attributes import error_attributes
 from idempotent.observe import conventions as names
 from idempotent.outcomes import Outcome
 
-PAGE = Path(__file__).parents[3] / "docs" / "tracing.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "tracing.md"
 OPERATIONS = ("PROCESS", "SETTLE", "SEND")
 ATTRIBUTES = (
     "SYSTEM",
