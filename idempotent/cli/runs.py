@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import islice
@@ -16,6 +16,8 @@ import typer
 
 from idempotent.adapters.spark.ledger import RunLedger, RunRow, RunState, open_ledger
 from idempotent.adapters.spark.ledger.aborting import abort_as_seen, existing
+from idempotent.admin import StoreStats
+from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.exits import epilog
 from idempotent.cli.keys.gc import collect_runs
@@ -25,6 +27,7 @@ from idempotent.cli.terminal.output import confirm, emit, note, plain, say, show
 from idempotent.errors import ConfigurationError, StoreError, url_word
 from idempotent.views.keys import moment, since
 from idempotent.views.text import count
+from idempotent.worker.store_watch import with_runs
 
 _SCREENFUL: Final = 100
 PUBLISH_AGAIN: Final = "begin it again with this run_id: it publishes what is staged, and evaluates nothing"
@@ -219,11 +222,13 @@ def gc(
     tell(text, as_json=as_json, claims=deleted)
 
 
-def counts_at(url: str, table: str | None, prefix: str | None) -> dict[str, int]:
+def counted(checker: AbstractIdempotentChecker, url: str, prefix: str | None) -> Mapping[str, int]:
     """How many runs stand beside these keys, by state; an application without Spark need not have their tables."""
-    with suppress(ConfigurationError, StoreError), open_ledger(ledger_of(url, table, prefix)) as ledger:
-        found = Counter(row.state.name.lower() for row in ledger.store.listed(list(RunState)))
-        return {each.value: found[each.value] for each in State if found[each.value]}
+    with suppress(ConfigurationError, StoreError):
+        if scheme_of(url).kind is StoreKind.SQL:
+            return with_runs(checker, StoreStats({}, 0)).runs
+        with open_ledger(ledger_of(url, None, prefix)) as ledger:
+            return Counter(row.state.name.lower() for row in ledger.store.listed(list(RunState)))
     return {}
 
 

@@ -329,7 +329,7 @@ class MeasuredStore:
         """The measure, with Spark's runs beside the keys. An application without Spark need not have their table."""
         if self._has_runs:
             try:
-                return _with_runs_of(self._checker, stats)
+                return with_runs(self._checker, stats)
             except (StoreUnavailableError, StoreBusyError):
                 raise
             except StoreError:
@@ -337,7 +337,7 @@ class MeasuredStore:
         return stats
 
 
-def _with_runs_of(checker: AbstractIdempotentChecker, stats: StoreStats) -> StoreStats:
+def with_runs(checker: AbstractIdempotentChecker, stats: StoreStats) -> StoreStats:
     """A measure with the runs of the database: one look at each. Redis would read the name of each key once more."""
     from idempotent.adapters.spark.ledger import RunState
     from idempotent.checkers.sql.store import SqlStore

@@ -31,14 +31,7 @@ from idempotent.adapters.spark.ledger.refusals import (
     unpublished,
     wrong_state,
 )
-from idempotent.adapters.spark.ledger.runs import (
-    RunChange,
-    RunRef,
-    RunRow,
-    RunState,
-    Standing,
-    next_generation,
-)
+from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState, Standing, next_ref
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.errors import ConfigurationError, StoreBusyError
@@ -130,7 +123,7 @@ class RunLedger:
                     raise refusal
                 continue
             if newest is None or newest.state is RunState.ABORTED:
-                ref = next_generation(consumer, run_id, newest)
+                ref = next_ref(consumer, run_id, newest)
                 row = self._begin_next(ref, newest, fingerprint, lease_us)
             elif newest.state is RunState.COMMITTED:
                 row = newest.at(newest.prepared)

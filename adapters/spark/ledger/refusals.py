@@ -52,7 +52,7 @@ def fenced(ref: RunRef, standing: Standing) -> RunFencedError:
     if standing.epoch > ref.epoch:
         return RunFencedError(
             f"{ref} was taken over by another driver, and is {standing.state.name} at epoch {standing.epoch}: "
-            "this driver must end. If it should go on, begin the run again"
+            f"this driver must end. If it should go on, begin the run again. Type: {command('show', ref)}"
         )
     return RunFencedError(
         f"{ref} is {standing.state.name}: the attempt of epoch {standing.prepared} has made all claims, and its rows "
@@ -121,7 +121,7 @@ def another_driver(row: RunRow) -> RunConflictError:
     """The error for a run that another driver has."""
     return RunConflictError(
         f"{row.ref} is {row.state.name}, and another driver has it: {row.holder}. Let that driver end, or begin the "
-        "run with takeover=True, which fences it"
+        f"run with takeover=True, which fences it. Type: {command('show', row.ref)}"
     )
 
 

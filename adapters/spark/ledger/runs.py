@@ -278,7 +278,7 @@ def this_driver() -> str:
     return f"{ascii(socket.gethostname())[1:-1]}:{os.getpid()}"[-DRIVER_LENGTH:]
 
 
-def next_generation(consumer: str, run_id: str, newest: RunRow | None) -> RunRef:
+def next_ref(consumer: str, run_id: str, newest: RunRow | None) -> RunRef:
     """The first attempt at the generation after the newest, with a token different from those of all other runs."""
     token = secrets.randbits(_TOKEN_BITS) or 1
     return RunRef(consumer, run_id, 1 if newest is None else newest.ref.generation + 1, token, epoch=1)

@@ -20,13 +20,7 @@ _SAY_EVERY_S: Final = 60.0
 
 
 class Patience:
-    """The waits of one call. A line in the log says at once who is waited for, and then once a minute.
-
-    Args:
-        wait_s: seconds to wait, counted from the first wait.
-        sleep: waits for a number of seconds.
-        monotonic: a clock in seconds.
-    """
+    """The waits of one call, `wait_s` in all. The log says at once who is waited for, and then each minute."""
 
     def __init__(
         self,
@@ -46,13 +40,8 @@ class Patience:
     def share(self, store: RunStore, ref: RunRef, holders: Iterable[bytes]) -> None:
         """Count from when a task of this attempt began to wait for these holders, in an earlier try perhaps.
 
-        The ledger keeps the end of that wait, because a task that is tried again is another process: as the lease of a
-        pending claim of a key that no row has. The first task to insert it decides.
-
-        Args:
-            store: of the ledger.
-            ref: the run and the attempt.
-            holders: names of what is waited for, different from all others in this ledger.
+        A task that is tried again is another process, so the ledger keeps the end of that wait: as the lease of a
+        pending claim of a key that no row has. The first task to insert it decides. Each holder has a name of its own.
         """
         new = sorted(set(holders) - self._met)[:MAX_ROWS]
         if not new or not self.wait_s:
@@ -68,13 +57,7 @@ class Patience:
         self._until = min(self._until, *ends, math.inf)
 
     def wait(self, ref: RunRef, reason: Callable[[], object], at_most_s: float) -> bool:
-        """Wait a little; False, at once: the time is over.
-
-        Args:
-            ref: the run and the attempt.
-            reason: tells for the log who is waited for, and until when.
-            at_most_s: seconds.
-        """
+        """Wait a little; False, at once: the time is over. `reason` tells for the log who is waited for."""
         now = self._monotonic()
         self._until = min(self._until, now + self.wait_s)
         if now >= self._until:

@@ -29,7 +29,7 @@ from idempotent.cli.options import (
     YesOption,
 )
 from idempotent.cli.redrive import REDRIVE
-from idempotent.cli.runs import counts_at, options_of
+from idempotent.cli.runs import counted, options_of
 from idempotent.cli.stores import checker_at, parsed_key, tables_that_hide_rows
 from idempotent.cli.terminal.output import (
     confirm,
@@ -179,11 +179,11 @@ def stats(
     """Count keys by consumer and state, and the runs of Spark beside them by state."""
     with _keys_at(url, table, prefix) as checker, progress("counting", quiet=json):
         rows = [*map(stats_json, checker.admin().stats())]
-        runs = counts_at(url, table, prefix)
+        runs = counted(checker, url, prefix)
     show_rows(rows, as_json=json, otherwise="No keys yet.")
     if runs:
         listed = f"idempotent runs list {plain(options_of(url, table, prefix))}"
-        states = ", ".join(f"{number:,} {state}" for state, number in runs.items())
+        states = ", ".join(f"{number:,} {state}" for state, number in sorted(runs.items()) if number)
         tell(
             f"Beside them, runs of Spark, whose keys are not counted here: {states}. {listed}",
             as_json=json,

@@ -100,7 +100,7 @@ def test_wait_gives_up_at_its_end_and_says_who_is_in_the_way(begin, first, frame
 @pytest.mark.slow
 def test_all_tries_of_a_task_together_wait_for_the_time_that_was_given(begin, first, frame):
     began = time.monotonic()
-    with pytest.raises(Exception, match=r"4 times.*RunConflictError.*waited 10 s"):
+    with pytest.raises(Exception, match=r"RunConflictError.*waited 10 s"):
         begin("second", wait_s=10.0).dedup(frame, key="k", unique=True).count()
     # Four tries of 10 seconds each would take 40.
     assert 10 <= time.monotonic() - began < 35
