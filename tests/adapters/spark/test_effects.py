@@ -1,9 +1,11 @@
 """Effects in batches, and effects that commit together with their claims."""
 
 import os
+import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 import sqlalchemy as sa
@@ -301,6 +303,25 @@ def test_what_follows_an_ignored_error_that_ended_the_transaction_is_not_committ
     assert written.times == {}
 
 
+def test_a_transaction_that_gets_no_lock_in_time_begins_again_for_as_long_as_the_run_waits(tmp_path, begin):
+    file = tmp_path / "runs.db"
+    store = StoreConfig(f"{migrated.sqlite_url(file)}?timeout=0.01")
+    written = RowsWritten(store.url, "written")
+    written.create()
+    brief, patient = begin(store, "r1", wait_s=0.3), begin(store, "r2", wait_s=30.0)
+    with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as blocking:
+        blocking.execute("BEGIN IMMEDIATE")
+        with pytest.raises(RunConflictError, match="4 keys of"):
+            in_transactions(brief, written.write)(FEW[:4])
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(in_transactions(patient, written.write), FEW)
+            time.sleep(0.3)
+            assert not done.done()
+            blocking.execute("ROLLBACK")
+            done.result(30)
+    assert written.times == dict.fromkeys(keys(FEW), 1)
+
+
 def test_claims_of_effects_without_transactions_are_waited_for_and_taken_over(database, written, begin):
     run = begin(database, wait_s=0.5)
     ref, held, done = run.handle.ref, hash_of(run, "k1"), hash_of(run, "k2")
@@ -311,6 +332,7 @@ def test_claims_of_effects_without_transactions_are_waited_for_and_taken_over(da
     assert sorted(written.times) == ["k0", "k3"]
     in_transactions(begin(database, takeover=True), written.write)(FEW[:4])
     assert written.times == dict.fromkeys(["k0", "k1", "k3"], 1)
+    assert claims_of(run.ledger, ref) == {ClaimState.OWNED: 0, ClaimState.PENDING: 0, ClaimState.DONE: 4}
 
 
 def test_what_a_transaction_cannot_have_is_refused_on_the_driver(redis_store, sqlite_store, begin):

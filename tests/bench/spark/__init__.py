@@ -1,0 +1,1 @@
+"""What effects in Spark cost: `python -m tests.bench.spark`."""
