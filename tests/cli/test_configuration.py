@@ -90,7 +90,7 @@ def test_an_option_that_may_be_repeated_may_have_one_value(cli, shop, monkeypatc
         ),
         ("[run]\nhealth-file = 'a'\nhealth_file = 'b'", "--health-file twice"),
         ("[run]\nlog-levle = 'info'", "no option 'log-levle'"),
-        ("[runs]\nconcurrency = 2", "no command 'runs'"),
+        ("[runn]\nconcurrency = 2", "no command 'runn'"),
         ("broker = 'file://x'", "no command 'broker'"),
         ("run = 3", "as a table"),
         ("[run", "cannot be read"),
