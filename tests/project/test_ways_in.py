@@ -29,7 +29,8 @@ from tests.project.house import ROOT
 from tests.support.services.process import free_port
 
 PAGES = sorted((ROOT / "docs" / "start").glob("*.md"))
-WITHIN_S = 120
+WITHIN_S = 300
+MOST_WORDS = 400  # two screens
 # What a page shows of a reader's servers, and the fixture of the one that stands in for it.
 SERVERS = {
     "amqp://localhost": "rabbitmq_url",
@@ -111,15 +112,17 @@ def queues(page: str, stand_ins: StandIns) -> Iterator[None]:
     """Remove what the page makes on a broker that others use too."""
     if "localhost:9092" in page:
         let_producers_begin(Broker(stand_ins["localhost:9092"]))
-    yield
-    if "amqp://localhost" in page:
-        rabbit = Rabbit(stand_ins["amqp://localhost"])
-        for suffix in ("", ".dead", ".retry.due"):
-            rabbit.delete(stand_ins[SUBJECT] + suffix)
-    if "localhost:9092" in page:
-        broker = Broker(stand_ins["localhost:9092"])
-        for topic in (stand_ins[SUBJECT], f"{stand_ins[SUBJECT]}.dlq"):
-            broker.drop(topic)
+    try:
+        yield
+    finally:
+        if "amqp://localhost" in page:
+            rabbit = Rabbit(stand_ins["amqp://localhost"])
+            for suffix in ("", ".dead", ".retry.due"):
+                rabbit.delete(stand_ins[SUBJECT] + suffix)
+        if "localhost:9092" in page:
+            broker = Broker(stand_ins["localhost:9092"])
+            for topic in (stand_ins[SUBJECT], f"{stand_ins[SUBJECT]}.dlq"):
+                broker.drop(topic)
 
 
 def let_producers_begin(broker: Broker) -> None:
@@ -209,6 +212,15 @@ def _at_interrupt(shown: tuple[str, ...]) -> tuple[tuple[str, ...], bool, tuple[
         return shown, False, ()
     place = shown.index("^C")
     return shown[:place], True, shown[place + 1 :]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_one_program_and_leads_on(page):
+    text = page.read_text()
+    assert read(text).commands
+    assert len(text.split()) <= MOST_WORDS
+    *_, end = text.strip().split("\n\n")
+    assert re.fullmatch(r"(- \[.+\]\(.+\).*\n?){3}", end), end
 
 
 @pytest.mark.slow
