@@ -20,6 +20,8 @@ from idempotent.errors import ConfigurationError
 # Hadoop takes what follows for a path, whatever characters it has. A store of objects has options behind `?`.
 _AS_SPARK_READS: Final = re.compile(r"(file|hdfs|viewfs):(//[^/]*)?")
 
+_TRIES: Final = 10
+
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
     from pyspark.sql import DataFrame
@@ -38,8 +40,7 @@ class Publication:
         attempt: names the attempt whose rows are published: the same in every repetition.
         staged: what that attempt has staged.
         output_ref: where the output is; set it, and the ledger stores it at the commit.
-        batch_id: in `foreach_batch`, Spark's number of the micro-batch, which grows; else None: runs may be published
-            in any order, so no number of theirs says what a table has.
+        batch_id: in `foreach_batch` Spark's number of the micro-batch, which grows. None elsewhere: runs have no order.
         handle: of the run.
     """
 
@@ -50,6 +51,7 @@ class Publication:
     output_ref: str | None = None
     batch_id: int | None = None
     handle: RunHandle | None = field(default=None, repr=False)
+    _frames: dict[str, DataFrame] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def files(self) -> list[str]:
@@ -97,17 +99,80 @@ class Publication:
             url: of the database, as in `StoreConfig`; default: the ledger's.
 
         Raises:
-            ConfigurationError: the URL is of no such database; or the table is missing, lacks a column, or has no such
-                unique key.
+            ConfigurationError: no such database, or the table is missing, lacks a column, or has no such unique key.
             StoreError: the database failed, or did not answer; within Spark's exception if its tasks met it.
         """
-        if self.handle is None or (url is None and self.handle.store.is_redis):
+        handle, rows = self.handle, in_utc(df)
+        if handle is None or (url is None and handle.store.is_redis):
             raise ConfigurationError("the ledger is in no SQL database: give jdbc(url=), where the table is")
-        rows = in_utc(df)
-        inserts = Inserts(
-            url or self.handle.store.url, table, tuple(rows.columns), tuple(names_of(key)), self.handle.chunk
-        )
-        rows.foreachPartition(inserts.checked())
+        into = Inserts(url or handle.store.url, table, (*rows.columns,), (*names_of(key),), handle.chunk)
+        rows.foreachPartition(into.checked())
+
+    def delta(self, df: DataFrame, table: str) -> None:
+        """Append the rows to a table of Delta Lake, in one commit, unless a commit of this run is there.
+
+        The commit bears the run as `txnAppId` and its generation as `txnVersion`; in `foreach_batch` the consumer, and
+        the batch's number. Delta compares them in the commit, so it does not matter how many drivers try.
+
+        Args:
+            df: what `stage` returned, or what was made of it, the same in every repetition.
+            table: its name, or, with a slash in it, its path. Delta makes it if it is not there.
+
+        Raises:
+            ConfigurationError: another frame was published to this table. Else what Spark raises.
+        """
+        app, version = self._transaction(df, table)
+        writer = df.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version)
+        (writer.save if "/" in table else writer.saveAsTable)(table)
+
+    def iceberg(self, df: DataFrame, table: str) -> None:
+        """Append the rows to a table of Apache Iceberg, in one snapshot, unless a snapshot of this run is there.
+
+        The snapshot's summary bears the run as `idempotent-run`. Iceberg refuses the commit if rows were added since
+        the run was looked for, and then it is looked for again.
+
+        Args:
+            df: as for `delta`.
+            table: its name, with that of the catalog. It is there already.
+
+        Raises: as `delta`.
+        """
+        from pyspark.sql import functions as F
+
+        app, version = self._transaction(df, table)
+        spark, summary = df.sparkSession, F.col("summary")
+        is_ours = (summary["idempotent-run"] == app) & (summary["idempotent-version"].cast("long") >= version)
+        options = {
+            "isolation-level": "serializable",
+            "snapshot-property.idempotent-run": app,
+            "snapshot-property.idempotent-version": str(version),
+        }
+        for tries_left in reversed(range(_TRIES)):
+            spark.catalog.refreshTable(table)
+            for row in spark.table(f"{table}.refs").where("name = 'main'").select("snapshot_id").collect():
+                options["validate-from-snapshot-id"] = str(row[0])
+            if not spark.table(f"{table}.snapshots").where(is_ours).isEmpty():
+                return
+            try:
+                # Overwrites no row, and is validated, as an append would not be.
+                df.writeTo(table).options(**options).overwrite(F.expr("false"))
+            except Exception as error:
+                if not tries_left or "ValidationException" not in str(error):
+                    raise
+            else:
+                return
+
+    def _transaction(self, df: DataFrame, table: str) -> tuple[str, int]:
+        """What names the commit in the table, and a number that grows with it."""
+        if self.handle is None or self._frames.setdefault(table, df) is not df:
+            raise ConfigurationError(
+                f"run {self.run_id!r} publishes two frames to {table}, and the second would be taken for a repetition "
+                "of the first: publish their union"
+            )
+        consumer = quote(self.handle.ref.consumer, safe="")
+        if self.batch_id is not None:
+            return consumer, self.batch_id * 1000 + self.generation
+        return f"{consumer}/{quote(self.run_id, safe='')}", self.generation
 
 
 def _put(file: str, target: FileSystem, copy: str) -> None:

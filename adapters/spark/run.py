@@ -330,8 +330,8 @@ class IdempotentRun:
             yield publication
         except Exception as error:
             error.add_note(
-                f"{ref} stays PREPARED, and may be published in part. Mend what failed, and begin it again with the "
-                "same run_id: the same staged rows are published again"
+                f"{ref} stays PREPARED, and may be published in part. Mend what failed, and begin it again: it "
+                "publishes the same staged rows"
             )
             raise
         self._ledger.commit(ref, publication.output_ref)

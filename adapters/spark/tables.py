@@ -25,14 +25,9 @@ _IN_UTC: Final = "timestampadd(MICROSECOND, unix_micros({0}), TIMESTAMP_NTZ'1970
 
 @dataclass(frozen=True, slots=True)
 class Inserts:
-    """For `foreachPartition`: inserts the rows whose keys the table does not have. Picklable.
+    """For `foreachPartition`: inserts rows whose keys the table does not have, `chunk` in a transaction. Picklable.
 
-    Attributes:
-        url: of the database, an SQLAlchemy URL.
-        table: its name, or schema.name.
-        columns: of the rows, in their order.
-        key: columns of a unique key of the table; empty, before `checked`: its primary key.
-        chunk: rows in one transaction.
+    An empty key stands for the primary key, until `checked`.
     """
 
     url: str = field(repr=False)
@@ -45,31 +40,27 @@ class Inserts:
         """The same with its key, once the table is known to fit: a task would say it later, and four times."""
         with _connections(self.url, self.table) as connections:
             _ = connections.dialect  # asks the server, whose errors are explained
-            about, (schema, _, name) = sa.inspect(connections.engine), self.table.rpartition(".")
-            place: dict[str, Any] = {"table_name": name, "schema": schema or None}
+            about: Any = sa.inspect(connections.engine)
+            schema, _, name = self.table.rpartition(".")
+            place = {"table_name": name, "schema": schema or None}
             if not about.has_table(**place):
                 raise ConfigurationError(f"no table {self.table} for this user: create it, or grant its use")
             nullable = {column["name"]: column["nullable"] for column in about.get_columns(**place)}
             primary = about.get_pk_constraint(**place)["constrained_columns"]
             # An index over some of the rows has an option such as postgresql_where.
-            unique: list[Any] = [
-                each["column_names"]
+            unique = [
+                set(each["column_names"])
                 for each in (*about.get_unique_constraints(**place), *about.get_indexes(**place))
-                if each.get("unique", True)
-                and not any("where" in name for name in each.get("dialect_options", ()))
+                if each.get("unique", True) and "where" not in str(each.get("dialect_options", {}).keys())
             ]
         key = self.key or tuple(primary)
-        if missing := [column for column in (*self.columns, *key) if column not in nullable]:
+        if missing := [column for column in self.columns if column not in nullable]:
             raise ConfigurationError(f"{self.table} has no column {missing[0]!r}, but {', '.join(nullable)}")
-        is_unique = key and any(set(each) == set(key) for each in (primary, *unique))
-        if not is_unique or any(nullable[column] and column not in primary for column in key):
+        fits = key and set(key) in (set(primary), *unique) and set(key) <= set(self.columns)
+        if not fits or any(nullable[column] for column in set(key) - set(primary)):
             raise ConfigurationError(
-                f"{self.table} has no unique key of {', '.join(key) or 'its own'} that is NOT NULL, and rows that are "
-                "inserted again would be there twice: make one, and give key= if it is not the primary key"
-            )
-        if not set(key) <= set(self.columns):
-            raise ConfigurationError(
-                f"the rows lack a column of {self.table}'s key {', '.join(key)}: give another unique key by key="
+                f"{', '.join(key) or 'nothing'} is no unique key of {self.table} that is NOT NULL and that the rows "
+                "have, and rows that are inserted again would be there twice: name another by key="
             )
         return Inserts(self.url, self.table, self.columns, key, self.chunk)
 

@@ -1,4 +1,4 @@
-"""Programs from Maven Central, fetched once per machine and version."""
+"""Programs from Maven Central and the like, fetched once per machine and version."""
 
 import fcntl
 import hashlib
@@ -21,21 +21,36 @@ def fetched(pom: Path, name: str, run: Callable[[list[str]], Any]) -> Path:
         name: how the folder's name begins.
         run: runs a command, and raises if it fails.
     """
+    return kept(
+        name,
+        pom.read_bytes(),
+        lambda folder: run(["mvn", "-q", "-B", "-f", str(pom), _COPY, f"-DoutputDirectory={folder}"]),
+    )
+
+
+def kept(name: str, of: bytes, fill: Callable[[Path], Any]) -> Path:
+    """A folder that is filled once per machine.
+
+    Args:
+        name: how the folder's name begins.
+        of: what it is made of; other bytes are another folder.
+        fill: fills a new folder, and raises if it fails.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "idempotent-tests"
-    jars = cache / f"{name}-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}"
-    if jars.exists():
-        return jars
+    folder = cache / f"{name}-{hashlib.sha256(of).hexdigest()[:12]}"
+    if folder.exists():
+        return folder
     cache.mkdir(parents=True, exist_ok=True)
     with _locked(cache / f"{name}.lock"):
-        if not jars.exists():
+        if not folder.exists():
             fresh = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=cache))
             try:
-                run(["mvn", "-q", "-B", "-f", str(pom), _COPY, f"-DoutputDirectory={fresh}"])
+                fill(fresh)
                 # Appears whole or not at all.
-                fresh.rename(jars)
+                fresh.rename(folder)
             finally:
                 shutil.rmtree(fresh, ignore_errors=True)
-    return jars
+    return folder
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def test_a_key_of_several_columns_beside_a_primary_key_that_the_database_makes(t
     for _ in range(2):
         inserts(days)
     assert len(table.rows("shop, day, amount")) == len(days)
-    with pytest.raises(ConfigurationError, match=r"rows lack a column of .* key id: give another"):
+    with pytest.raises(ConfigurationError, match=r"id is no unique key.* that the rows have"):
         table.inserts(("shop", "day", "amount"))
 
 
@@ -134,15 +134,15 @@ def test_a_key_that_the_database_takes_for_another_is_no_row_lost(orders):
     ("columns", "key", "reason"),
     [
         ("order_id VARCHAR(20) NOT NULL PRIMARY KEY", (), "has no column 'amount', but order_id"),
-        ("order_id VARCHAR(20) NOT NULL, amount INT", (), "no unique key of its own.*give key="),
-        ("order_id VARCHAR(20) NOT NULL, amount INT", ("order_id",), "no unique key of "),
+        ("order_id VARCHAR(20) NOT NULL, amount INT", (), "nothing is no unique key.*key="),
+        ("order_id VARCHAR(20) NOT NULL, amount INT", ("order_id",), "is no unique key"),
         (
             "order_id VARCHAR(20), amount INT, UNIQUE (order_id)",
             ("order_id",),
-            "no unique key of order_id that is NOT NULL",
+            "order_id is no unique key of .* NOT NULL",
         ),
-        ("order_id VARCHAR(20) NOT NULL PRIMARY KEY, amount INT", ("amount",), "no unique key of "),
-        ("order_id VARCHAR(20) NOT NULL PRIMARY KEY, amount INT", ("when",), "has no column 'when'"),
+        ("order_id VARCHAR(20) NOT NULL PRIMARY KEY, amount INT", ("amount",), "is no unique key"),
+        ("order_id VARCHAR(20) NOT NULL PRIMARY KEY, amount INT", ("when",), "when is no unique key"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused_at_once(table, columns, key, reason):
@@ -155,7 +155,7 @@ def test_a_table_that_does_not_fit_is_refused_at_once(table, columns, key, reaso
 def test_an_index_over_some_of_the_rows_is_no_unique_key(table):
     table.create("order_id VARCHAR(20) NOT NULL, amount INT")
     table.do(f"CREATE UNIQUE INDEX u{table.name} ON {table.name} (order_id) WHERE amount > 7")
-    with pytest.raises(ConfigurationError, match="no unique key of "):
+    with pytest.raises(ConfigurationError, match="is no unique key"):
         table.inserts(key=("order_id",))
 
 

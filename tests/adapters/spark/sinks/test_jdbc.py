@@ -1,6 +1,7 @@
 """publication.jdbc: a driver is killed at every step, and the table has each row once in the end."""
 
 import datetime as dt
+import json
 import random
 import secrets
 import signal
@@ -156,6 +157,14 @@ def publish(database, run_id, frame, folder, table, before=lambda: None, **optio
         staged = run.stage(run.dedup(frame, key="k", unique=True), str(folder / "staging"))
         before()
         return run.publish(lambda publication: publication.jdbc(staged, table, **options))
+
+
+def test_rows_are_inserted_on_connect(database, numbered, tmp_path):
+    arguments = {"store": database.store, "staging": str(tmp_path / "staging"), "table": numbered}
+    done = driver("-m", "tests.adapters.spark.sinks.connect", json.dumps(arguments))
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {"rows_in_a_table": [True, False]}
+    assert len(database.rows(numbered)) == NUMBERED
 
 
 def test_instants_are_written_in_utc_whatever_the_zones(spark, database, tmp_path):
