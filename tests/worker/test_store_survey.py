@@ -70,20 +70,18 @@ def test_one_of_two_processes_measures_and_the_other_takes_over_when_it_stops(st
 
 @pytest.mark.parametrize("store", SHARED, indirect=True)
 def test_the_runs_of_spark_beside_the_keys_are_measured(store):
-    measures = StoreMeasures()
-    one = MeasuredStore(store.leased(), measures)
-
     def measured():
-        one._next = 0.0
+        measures = StoreMeasures()
+        one = MeasuredStore(store.leased(), measures)
         one.look()
         ((_, stats),) = measures.stats().items()
+        one.give_up()
         return stats
 
     assert measured().runs == {}, "there is no table for them"
     if store.kind == "redis":
         return
     upgrade(store.url, table=store.table)
-    one._has_runs = True
     with open_ledger(StoreConfig(store.url, table=store.table)) as ledger:
         assert measured().runs == {}
         refs = [ledger.begin("orders", f"r{number}", lease_s=60.0).ref for number in range(3)]
@@ -95,7 +93,6 @@ def test_the_runs_of_spark_beside_the_keys_are_measured(store):
         assert stats.prepared_waits_s == 0.0, "its driver publishes"
         ledger.end_lease(refs[1])
         assert 0 < measured().prepared_waits_s < 60
-    one.give_up()
 
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)

@@ -20,7 +20,7 @@ _ADVICE: Final = {
     RunState.OPEN: ": prepare it first",
     RunState.PREPARED: (
         ": it may have published. Begin it again and publish, or, if you know that nothing of it is published and no "
-        "driver is publishing, abort it"
+        "driver is publishing, call abort(unpublished=True)"
     ),
     RunState.COMMITTED: ", which is final",
     RunState.ABORTED: ": its lease ended, or its driver aborted it. Begin it again, for the next generation",
