@@ -188,7 +188,8 @@ def main() -> None:
             threading.Thread(target=_die_when, args=(job, consumer, at), daemon=True).start()
             do(spark, job, consumer, through=lambda frame: frame.mapInArrow(Slow(), frame.schema))
             os._exit(0)
-    print(json.dumps({consumer: rows_in(spark, job, consumer) for consumer in job.deaths}))  # noqa: T201
+    if job.sink != "jdbc":
+        print(json.dumps({consumer: rows_in(spark, job, consumer) for consumer in job.deaths}))  # noqa: T201
 
 
 def rows_in(spark: Any, job: Job, consumer: str) -> list[tuple[int, str]]:

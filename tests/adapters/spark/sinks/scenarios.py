@@ -56,7 +56,11 @@ class Lake:
 
     def rows(self, name: str) -> Any:
         where = self.table(name)
-        return self.spark.read.format("delta").load(where) if "/" in where else self.spark.table(where)
+        if "/" in where:
+            return self.spark.read.format("delta").load(where)
+        # Else what another thread has committed may not be seen: Iceberg's catalog keeps tables for a while.
+        self.spark.catalog.refreshTable(where)
+        return self.spark.table(where)
 
     def put(self, publication: Publication, frame: Any, name: str) -> None:
         getattr(publication, self.sink)(frame, self.table(name))
