@@ -172,7 +172,7 @@ def test_rows_of_batches_are_counted(frame, redis_store, effects, begin):
     run, few = begin(redis_store), frame.where("v < 30").coalesce(1)
     for counted in ({"new": 30, "duplicate": 30}, {"new": 30, "duplicate": 90}):
         few.union(few).coalesce(1).foreachPartition(
-            in_batches(run, lambda rows: [effects.add(row["k"]) for row in rows], 7, chunk=20)
+            in_batches(run, lambda rows: [effects.add(row["k"]) for row in rows], 7, chunk=50)
         )
         assert run.counts == {**counted, "conflict": 0}
     assert effects.words == [f"k{number}" for number in range(30)]
