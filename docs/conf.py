@@ -32,7 +32,7 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 80
 
 HERE = Path(__file__).parent
-_LINK = re.compile(r"\[([^]\[]+)\]\(([^)#:]+)\)")
+_LINK = re.compile(r"\[([^]\[]+)\]\(([^)#:]+)(?:#[^)]*)?\)")
 _SECTION = re.compile(r"^## (.+)\n\n((?:- .+\n)+)", re.MULTILINE)
 _DOCSTRINGS = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
 
