@@ -68,7 +68,8 @@ class Rival:
 def fight(job, chance, folder, environ):
     """Let two drivers do one run, and strike at random; their exit codes."""
     kinds = [chance.choice((signal.SIGSTOP, signal.SIGKILL)), chance.choice((None, signal.SIGKILL))]
-    strikes = [each and (chance.choice(POINTS), chance.uniform(0, 2.0), int(each)) for each in kinds]
+    # Mostly at once: a moment later the driver may have ended.
+    strikes = [each and (chance.choice(POINTS), 2.0 * chance.random() ** 3, int(each)) for each in kinds]
     takeover = chance.random() < 0.5
     delay_s = chance.uniform(0, 3.0)
     with ExitStack() as opened:
