@@ -303,6 +303,7 @@ OWN_WORDS: Final = {
     "idempotent.adapters.kafka.options": "names of topics, checked as a whole",
     "idempotent.adapters.rabbitmq.client": "begins at a word",
     "idempotent.adapters.rabbitmq.topology": "the version of a server, of digits",
+    "idempotent.adapters.spark.keys": "types of columns, as Spark writes them",
     "idempotent.adapters.spark.publication": "paths of a job",
     "idempotent.adapters.spark.staging": "paths of a job",
     "idempotent.checkers.redis.checker": "the prefix of the keys",

@@ -107,7 +107,7 @@ def test_a_task_that_waits_for_another_attempt_says_so_once_and_names_its_patien
     assert told.wait_s == pytest.approx(0.3, abs=0.1)
     assert "of run 'r1', which is OPEN (driver " in told.reason
     with pytest.raises(RunConflictError, match="Type: idempotent runs show r1 --consumer orders"):
-        Handlers(run.handle).run({HELD: 1}, lambda _: None)
+        Handlers(run.handle, lambda _: [None]).run([HELD], [1])
     assert len(logged(caplog, "run_waits")) == 1, "a task that is tried again waits once more"
 
 
