@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,25 +76,33 @@ def _add_markdown(app: Sphinx, error: Exception | None) -> None:
     """
     if error is not None:
         return
+    for path in HERE.rglob("*.*"):
+        target = Path(app.outdir) / path.relative_to(HERE)
+        if path.suffix in {".json", ".md", ".png", ".svg", ".yml"}:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+        if path.suffix == ".md":
+            target.write_text(
+                reference.in_markdown(_LINK.sub(partial(_within, path.parent), path.read_text()))
+            )
     lines = [f"# {project}", "", f"> {_first_words(HERE / 'index.md')}", ""]
     for title, pages in _SECTION.findall((HERE / "index.md").read_text()):
         lines += [f"## {title}", ""]
-        for name, path in _LINK.findall(pages):
-            target = Path(app.outdir) / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(reference.in_markdown((HERE / path).read_text()))
-            lines.append(f"- [{name}]({path}): {_first_words(HERE / path)}")
+        lines += [f"- [{name}]({path}): {_first_words(HERE / path)}" for name, path in _LINK.findall(pages)]
         lines.append("")
     (Path(app.outdir) / "llms.txt").write_text("\n".join(lines))
 
 
+def _within(folder: Path, link: re.Match[str]) -> str:
+    """What the site does not have is named without a link."""
+    return link[0] if HERE in (folder / link[2]).resolve().parents else link[1]
+
+
 def _first_words(page: Path) -> str:
-    """The first sentence below the title that is no program."""
-    below = re.sub(
-        r"^```.+?^```$|^#[^\n]*$|^<!--[^\n]*$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL
-    )
-    paragraph = " ".join(below.strip().partition("\n\n")[0].split())
-    return re.split(r"(?<=[.:]) ", _LINK.sub(r"\1", paragraph))[0]
+    """The first paragraph below the title that is no program, table, list or picture."""
+    below = re.sub(r"^```.+?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    paragraphs = [each for each in below.split("\n\n") if re.match(r"[A-Z`\[\"]", each)]
+    return " ".join(_LINK.sub(r"\1", paragraphs[0]).split()).rstrip(":") if paragraphs else page.stem
 
 
 def setup(app: Sphinx) -> None:
