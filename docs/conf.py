@@ -99,7 +99,7 @@ def _within(folder: Path, link: re.Match[str]) -> str:
 
 
 def _first_words(page: Path) -> str:
-    """The first paragraph below the title that is no program, table, list or picture."""
+    """The first paragraph of text below the title: programs, tables, lists and pictures are passed over."""
     below = re.sub(r"^```.+?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     paragraphs = [each for each in below.split("\n\n") if re.match(r"[A-Z`\[\"]", each)]
     return " ".join(_LINK.sub(r"\1", paragraphs[0]).split()).rstrip(":") if paragraphs else page.stem

@@ -98,7 +98,7 @@ class IdempotentRun:
             on_conflict: what to do about a key of a run that has not ended: `wait`, `fail` or `divert`. Its row is
                 never dropped, because that run may die.
             wait_s: seconds to wait for another driver of this run, for such a run, and for another attempt at the same
-                key. All tasks of this attempt, and all tries of a task, wait so long together for one other run.
+                key. It is one time for all tasks of this attempt and all tries of a task that wait for the same run.
             lease_s: seconds without a renewal after which another driver may go on with this run, other runs may abort
                 it, unless it is PREPARED, and another attempt may take over a pending claim of an executor.
             chunk: keys in one round trip.
