@@ -23,10 +23,11 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
-from idempotent.adapters.spark import IdempotentRun, Publication, StoreConfig
+from idempotent.adapters.spark import Publication, StoreConfig
 from idempotent.testing.crashpoints import CrashPlan
 from tests.adapters.spark.programs.killed_driver import Halt
 from tests.adapters.spark.support import sessions
+from tests.adapters.spark.support.steps import Step, stepped
 
 ROWS = 300
 RUN_ID = "2026-11-29"
@@ -110,11 +111,11 @@ def do(
     spark: Any,
     job: Job,
     consumer: str,
-    step: Callable[[Any, str], Any] = lambda function, _: function,
+    step: Step = lambda function, _: function,
     through: Callable[[Any], Any] = lambda frame: frame,
 ) -> None:
     """One run, from begin to commit."""
-    with IdempotentRun.begin(
+    with stepped(step).begin(
         StoreConfig(**job.store),
         consumer=consumer,
         run_id=RUN_ID,
@@ -125,8 +126,6 @@ def do(
         if run.is_committed:
             return
         step(lambda: None, "begin")()
-        run.ledger.prepare = step(run.ledger.prepare, "prepare")  # type: ignore[method-assign]
-        run.ledger.commit = step(run.ledger.commit, "commit")  # type: ignore[method-assign]
         staged = run.stage(
             run.dedup(frame_of(spark, consumer), key="k", unique=True), f"{job.staging}/{consumer}"
         )

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from idempotent.adapters.spark import IdempotentRun, StoreConfig
+from idempotent.adapters.spark import StoreConfig
+from tests.adapters.spark.support.steps import Step, stepped
 
 DAY = 200
 AGAIN = 50
@@ -72,18 +73,16 @@ def do(
     *,
     day: int,
     consumer: str = "orders",
-    step: Callable[[Any, str], Any] = lambda function, _: function,
+    step: Step = lambda function, _: function,
     through: Callable[[Any], Any] = lambda frame: frame,
     **options: Any,
 ) -> None:
     """One run, from begin to commit. `step` puts crash points around its steps."""
     run_id = f"{consumer}-{day}"
-    begin = step(IdempotentRun.begin, "begin")
+    begin = step(stepped(step).begin, "begin")
     with begin(store, consumer=consumer, run_id=run_id, fingerprint=b"%d" % day, chunk=50, **options) as run:
         if run.is_committed:
             return
-        run.ledger.prepare = step(run.ledger.prepare, "prepare")
-        run.ledger.commit = step(run.ledger.commit, "commit")
         new = run.dedup(frame_of(spark, day), key="k", order_by=["copy"])
         step(run.stage, "claim")(through(new), str(place.folder / "staging"))
         with run.publishing() as publication:
