@@ -66,7 +66,7 @@ soak: $(STAMP) ## Watch the memory and descriptors of four workers for an hour (
 # CI=true: the same tests, and a missing server is a failure instead of a skip. What is listed at the end is worth a look:
 # a test that takes over three seconds on a quiet machine is `slow`.
 test: CHOICE := -m 'not slow' --durations=20 --durations-min=5
-test: checked pytest ## Check style and types, and run the quick tests against real servers: what every change must pass
+test: checked docs pytest ## Check style and types, make the site, and run the quick tests against real servers: what every change must pass
 	@echo
 	@echo "make test: passed. The slow tests, the newest servers, other Pythons, the oldest frameworks and the brief torture: make test-all"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 80
+# A package of the theme makes the root logger print from INFO on.
+logging.getLogger("alembic").setLevel(logging.WARNING)
 
 HERE = Path(__file__).parent
 _LINK = re.compile(r"\[([^]\[]+)\]\(([^)#:]+)(?:#[^)]*)?\)")
