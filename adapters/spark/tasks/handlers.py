@@ -305,16 +305,22 @@ class BatchReplay:
     def _as_batch(self, results: Sequence[bytes | None]) -> pa.RecordBatch:
         rows = [json.loads(result or b"null") for result in results]
         names = set(self._schema.names)
+        # An error has names and types, and no value: it is logged where others read it.
         for row in rows:
             if not isinstance(row, dict) or not names.issuperset(row):
+                found = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
                 raise ConfigurationError(
-                    f"a result does not fit the schema: {row!r:.200}; return a dict whose names are among "
+                    f"a result does not fit the schema: it has {found}; return a dict whose names are among "
                     f"{', '.join(self._schema.names)}"
                 )
         try:
             return pa.RecordBatch.from_pylist(rows, schema=self._schema)
-        except pa.ArrowException as error:
-            raise ConfigurationError(f"a result does not fit the schema: {error}") from error
+        except pa.ArrowException:
+            found = ", ".join(sorted({f"{name} {type(row[name]).__name__}" for row in rows for name in row}))
+            wanted = ", ".join(f"{field.name} {field.type}" for field in self._schema)
+            raise ConfigurationError(
+                f"a result does not fit the schema: it has {found}, not {wanted}"
+            ) from None
 
 
 def _encoded(result: Any) -> bytes:

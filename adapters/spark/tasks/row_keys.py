@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -46,7 +46,7 @@ class RowKeys:
         try:
             named = [row[name] for name in names_of(self._key)]
         except (KeyError, ValueError, IndexError, TypeError) as error:
-            raise _missing_column(names_of(self._key), f"a row such as {row!r:.200}") from error
+            raise _missing_column(names_of(self._key), _fields_of(row)) from error
         return key_hash(self._consumer, named)
 
     def of_batch(self, batch: pa.RecordBatch) -> list[bytes]:
@@ -66,6 +66,12 @@ def first_of_each(hashes: Iterable[bytes], rows: Iterable[T]) -> dict[bytes, T]:
     for each, row in zip(hashes, rows, strict=True):
         first.setdefault(each, row)
     return first
+
+
+def _fields_of(row: Any) -> str:
+    """The names of a row's fields, if it has some. No values: the error is logged where others read it."""
+    names = getattr(row, "__fields__", None) or (row.keys() if isinstance(row, Mapping) else ())
+    return ", ".join(map(str, names)) or f"a row of type {type(row).__name__}"
 
 
 def _missing_column(names: Sequence[str], where: str) -> ConfigurationError:
