@@ -7,6 +7,7 @@ Long because it is one program: its steps, its contenders and its table.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import statistics
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,10 +32,16 @@ from idempotent.adapters.spark import IdempotentRun, StoreConfig, bulk_dedup
 from idempotent.migrations import upgrade
 from tests.adapters.spark.support import sessions
 from tests.bench import servers
+from tests.support.services import PrivateServer
 
 IDENTITY = "mapInArrow identity"
 REDIS_BY_HAND = "Redis, SET NX in a script by hand"
-STORES = ("redis", "mariadb")
+# The claims of all rows fit into its memory: what is measured is not the disk.
+STORES: dict[str, Callable[[], PrivateServer]] = {
+    "redis": servers.redis,
+    "mariadb": partial(servers.mariadb, "--innodb-buffer-pool-size=1G"),
+    "postgresql": partial(servers.postgres, "-c", "shared_buffers=1GB"),
+}
 _SETTINGS = {
     "spark.driver.memory": "3g",
     # Spark's default; the tests' own sessions have small batches, to have several of them.
@@ -98,16 +106,16 @@ def main(
         rows: of the frame.
         claims: keys in Parquet for bulk_dedup.
         rounds: of each step, after a small one to warm up.
-        stores: some of redis,mariadb, with commas.
+        stores: some of redis,mariadb,postgresql, with commas.
         bulk: measure bulk_dedup too.
         as_json: print JSON instead.
     """
     console = Console(stderr=as_json, highlight=False)
     with ExitStack() as stack:
         console.print("starting Spark and the servers")
-        spark = stack.enter_context(_session())
+        spark = stack.enter_context(session())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="idem-bench-")))
-        steps = [*_baseline(), Step("dropDuplicates", lambda frame: _read(frame.dropDuplicates(["k"])))]
+        steps = [*_baseline(), Step("dropDuplicates", lambda frame: read(frame.dropDuplicates(["k"])))]
         for store in filter(None, stores.split(",")):
             steps += stack.enter_context(_store_steps(store))
         if bulk:
@@ -132,7 +140,7 @@ def spark_figures(
     """
     with ExitStack() as stack:
         tell("starting Spark and Redis")
-        spark = stack.enter_context(_session())
+        spark = stack.enter_context(session())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="idem-bench-")))
         steps = [*_baseline(), *stack.enter_context(_store_steps("redis"))[:2]]
         return _measure(spark, steps, rows, rounds, folder, tell)
@@ -181,7 +189,7 @@ def _timed(step: Step, frame: Any) -> float:
 
 
 def _baseline() -> list[Step]:
-    return [Step(IDENTITY, lambda frame: _read(frame.mapInArrow(_identity, frame.schema)))]
+    return [Step(IDENTITY, lambda frame: read(frame.mapInArrow(identity, frame.schema)))]
 
 
 @contextmanager
@@ -189,9 +197,8 @@ def _store_steps(name: str) -> Iterator[list[Step]]:
     """Steps on a server of their own, which is empty before each."""
     if name not in STORES:
         raise typer.BadParameter(f"--stores takes some of {', '.join(STORES)}, not {name}")
-    # The claims of all rows fit into its memory: what is measured is not the disk.
-    server = servers.redis() if name == "redis" else servers.mariadb("--innodb-buffer-pool-size=1G")
     with ExitStack() as stack:
+        server = STORES[name]()
         stack.callback(server.close)
         server.start()
         store = StoreConfig(server.url)
@@ -200,7 +207,7 @@ def _store_steps(name: str) -> Iterator[list[Step]]:
 
         def dedup(frame: Any, run_id: str = "r1", *, unique: bool = True, commit: bool = False) -> None:
             with IdempotentRun.begin(store, consumer=_CONSUMER, run_id=run_id) as run:
-                _read(run.dedup(frame, key="k", order_by=["seq"], unique=unique))
+                read(run.dedup(frame, key="k", order_by=["seq"], unique=unique))
                 if commit:
                     with run.publishing(rows=frame.count()):
                         pass
@@ -208,10 +215,9 @@ def _store_steps(name: str) -> Iterator[list[Step]]:
         def step(what: str, work: Callable[[Any], object], **options: Any) -> Step:
             return Step(f"run.dedup, {server.name}, {what}", work, after=lambda: _empty(store), **options)
 
-        by_hand = [_by_hand_step(server.url, store)] if store.is_redis else []
         yield [
             step("unique", dedup),
-            *by_hand,
+            _redis_by_hand(store) if store.is_redis else _sql_by_hand(server.name, store),
             step("in-run duplicates too", lambda frame: dedup(frame, unique=False)),
             step("evaluated again", dedup, before=dedup),
             step(
@@ -222,8 +228,9 @@ def _store_steps(name: str) -> Iterator[list[Step]]:
         ]
 
 
-def _by_hand_step(url: str, store: StoreConfig) -> Step:
+def _redis_by_hand(store: StoreConfig) -> Step:
     """SET NX for each key in one script, a thousand to a call, with nothing that a crash would need."""
+    url = store.url
 
     def claim(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -239,9 +246,45 @@ def _by_hand_step(url: str, store: StoreConfig) -> Step:
                 yield batch.filter(pa.array(new, pa.int8()).cast(pa.bool_()))
 
     def work(frame: Any) -> None:
-        _read(frame.mapInArrow(claim, frame.schema))
+        read(frame.mapInArrow(claim, frame.schema))
 
     return Step(REDIS_BY_HAND, work, after=lambda: _empty(store))
+
+
+def _sql_by_hand(name: str, store: StoreConfig) -> Step:
+    """INSERT of each key's hash unless it is there, a thousand to a statement, with nothing that a crash would need."""
+    url = store.url
+
+    def claim(batches: Iterator[Any]) -> Iterator[Any]:
+        engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+        head, tail = ("INSERT", "ON CONFLICT DO NOTHING")
+        if engine.dialect.name == "mysql":
+            head, tail = "INSERT IGNORE", ""
+        with engine.connect() as connection:
+            for batch in batches:
+                keys = [
+                    hashlib.sha1(key.encode(), usedforsecurity=False).digest()
+                    for key in batch.column(0).to_pylist()
+                ]
+                for start in range(0, len(keys), _CHUNK):
+                    part = sorted(keys[start : start + _CHUNK])
+                    rows = ", ".join(["(%s)"] * len(part))
+                    connection.exec_driver_sql(f"{head} INTO by_hand (k) VALUES {rows} {tail}", tuple(part))
+                yield batch
+        engine.dispose()
+
+    def in_sql(statement: str) -> None:
+        engine = sa.create_engine(url)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(statement)
+        engine.dispose()
+
+    in_sql(f"CREATE TABLE by_hand (k {'BINARY(20)' if url.startswith('mysql') else 'BYTEA'} PRIMARY KEY)")
+    return Step(
+        f"{name}, INSERT if absent by hand",
+        lambda frame: read(frame.mapInArrow(claim, frame.schema)),
+        after=lambda: in_sql("TRUNCATE TABLE by_hand"),
+    )
 
 
 def _empty(store: StoreConfig) -> None:
@@ -281,7 +324,7 @@ def _bulk_step(spark: Any, count: int, folder: Path) -> Step:
 
 
 @contextmanager
-def _session() -> Iterator[Any]:
+def session() -> Iterator[Any]:
     spark = sessions.classic(**_SETTINGS)
     try:
         yield spark
@@ -300,11 +343,11 @@ def _rows(spark: Any, count: int, path: Path) -> Any:
     return spark.read.parquet(str(path))
 
 
-def _read(frame: Any) -> None:
+def read(frame: Any) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def _identity(batches: Iterator[Any]) -> Iterator[Any]:
+def identity(batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches
 
 
