@@ -99,7 +99,8 @@ class Publication:
             url: of the database, as in `StoreConfig`; default: the ledger's.
 
         Raises:
-            ConfigurationError: no such database, or the table is missing, lacks a column, or has no such unique key.
+            ConfigurationError: no such database, or the table is missing, lacks a column, or has no such unique key;
+                or, within Spark's exception, it takes two keys of the rows for one, and a row would be lost.
             StoreError: the database failed, or did not answer; within Spark's exception if its tasks met it.
         """
         handle, rows = self.handle, in_utc(df)

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import sqlalchemy as sa
 
 from idempotent.adapters.spark.keys import quoted
 from idempotent.errors import ConfigurationError
 from idempotent.stores.sql.connections import Connections
-from idempotent.stores.sql.cursor import DriverConnection, execute
+from idempotent.stores.sql.cursor import DriverConnection, execute, query
 from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.stores.sql.engines import engine_from
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+# Values in one statement: an old SQLite takes 32,766.
+_KEYS: Final = 200
 _IN_UTC: Final = "timestampadd(MICROSECOND, unix_micros({0}), TIMESTAMP_NTZ'1970-01-01 00:00:00') AS {0}"
 
 
@@ -72,20 +76,69 @@ class Inserts:
                 connections.run_atomically(self._insert, connections.dialect, part)
 
     def _insert(self, driver: DriverConnection, dialect: SqlDialect, rows: list[tuple[Any, ...]]) -> None:
-        table = ".".join(map(dialect.quoted, self.table.split(".")))
-        columns, key = ([dialect.quoted(name) for name in names] for names in (self.columns, self.key))
-        # MySQL comes here for every unique key that refuses. If it was another one, or took two texts for one, the row
-        # would be lost: a null for the key, which is NOT NULL, fails the statement instead.
-        same = " AND ".join(f"CAST({each} AS BINARY) = CAST(VALUES({each}) AS BINARY)" for each in key)
-        kept = f"{key[0]} = IF({same}, {key[0]}, NULL)" if dialect.name == "mysql" else ""
-        statement = dialect.markers(
-            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-            f" {dialect.if_stored(kept, column=', '.join(key))}"
+        columns, key = (self._names(dialect, names) for names in (self.columns, self.key))
+        statement = (
+            f"INSERT INTO {self._place(dialect)} ({columns}) VALUES ({dialect.markers(_marks(self.columns))}) "
+            f"{dialect.if_stored(column=self._names(dialect, self.key[:1]) if dialect.name == 'mysql' else key)}"
         )
         if dialect.name == "postgresql":
             execute(driver, "SET LOCAL TimeZone TO 'UTC'")  # as the sessions of MySQL are
         with closing(driver.new_cursor()) as cursor:
             cursor.executemany(statement, rows)
+        self._demand_keys(driver, dialect, rows)
+
+    def _demand_keys(
+        self, driver: DriverConnection, dialect: SqlDialect, rows: Iterable[tuple[Any, ...]]
+    ) -> None:
+        """Check that the table has each key of the rows, exactly as it is in them.
+
+        Raises:
+            ConfigurationError: the database takes two keys of the run for one, or refused a row for another reason.
+        """
+        places = [self.columns.index(name) for name in self.key]
+        keys = [tuple(row[place] for place in places) for row in rows]
+        names, found = self._names(dialect, self.key), set()
+        for start in range(0, len(keys), _KEYS):
+            part = keys[start : start + _KEYS]
+            wanted = dialect.markers(", ".join([f"({_marks(self.key)})"] * len(part)))
+            values = f"VALUES {wanted}" if dialect.name == "sqlite" else wanted
+            statement = f"SELECT {names} FROM {self._place(dialect)} WHERE ({names}) IN ({values})"
+            for row in query(driver, statement, [value for key in part for value in key]):
+                found.add(tuple(map(_plain, row)))
+                if dialect.name == "postgresql":  # fills texts of type CHAR with spaces
+                    found.add(
+                        tuple(each.rstrip(" ") if isinstance(each, str) else _plain(each) for each in row)
+                    )
+        lost = sum(tuple(map(_plain, key)) not in found for key in keys)
+        if lost:
+            raise ConfigurationError(
+                f"{lost} of {len(keys)} rows would be lost: {self.table} does not have their {', '.join(self.key)} as "
+                "it is in them, and takes no further row. Its type or collation takes two different keys for one, or "
+                "another unique key or a trigger refuses the row. Use the type of the rows, and for texts a collation "
+                "that tells capitals and spaces apart"
+            )
+
+    def _place(self, dialect: SqlDialect) -> str:
+        return ".".join(self._names(dialect, [part]) for part in self.table.split("."))
+
+    @staticmethod
+    def _names(dialect: SqlDialect, names: Iterable[str]) -> str:
+        """These names in a statement, in which PyMySQL takes a `%` for a marker's."""
+        quoted = ", ".join(map(dialect.quoted, names))
+        return quoted.replace("%", "%%") if dialect.marker == "%s" else quoted
+
+
+def _marks(names: Sequence[str]) -> str:
+    return ", ".join("?" * len(names))
+
+
+def _plain(value: Any) -> Any:
+    """A value as it is compared with what a driver returns for it: SQLite returns dates as texts, for example."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        value = value.astimezone(UTC).replace(tzinfo=None)
+    if isinstance(value, (date, UUID)):
+        return str(value)
+    return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
 
 
 def in_utc(df: DataFrame) -> DataFrame:
