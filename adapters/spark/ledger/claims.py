@@ -36,13 +36,17 @@ class ClaimState(IntEnum):
     """A handler has finished; true even if its run is aborted."""
 
 
+HANDLED: Final = -1
+"""In the place of a frame: a handler's claim, of the modes replay and effect."""
+
+
 class Owner(NamedTuple):
     """The owner of a key, as `RunLedger.claim` found it. A tuple, because each row may have one.
 
     Attributes:
         token: of the owning run.
         mark: the epoch of the attempt that claimed the key, or was the last one to meet it again.
-        frame: the number of the frame, among those of that attempt, whose row has the key.
+        frame: the number of the frame, among those of that attempt, whose row has the key; or HANDLED.
         fingerprint: of the payload that the key was claimed with; None if it had none.
     """
 
@@ -69,6 +73,12 @@ class Owners(NamedTuple):
         places: dict[Owner | None, int] = {}
         of_keys = [places.setdefault(found.get(key_hash), len(places)) for key_hash in hashes]
         return cls(list(places), of_keys)
+
+    def checked(self) -> Self:
+        """The same. Raises ConfigurationError: mode replay or effect has claimed a key."""
+        if any(owner is not None and owner.frame == HANDLED for owner in self.distinct):
+            raise mixed_modes("replay or effect", "dedup")
+        return self
 
     def spread(self, answers: Sequence[T]) -> list[T]:
         """The answers for `distinct`, repeated for each key."""
@@ -167,15 +177,20 @@ class PendingRow:
             ConfigurationError: mode dedup has claimed the key.
         """
         if self.state is ClaimState.OWNED:
-            raise ConfigurationError(
-                "a key is claimed in mode dedup and now in mode replay or effect: give each mode its own consumer"
-            )
+            raise mixed_modes("dedup", "replay or effect")
         if (self.state, self.attempt) == (holder.state, holder.attempt):
             return Held(Hold.MINE, self.token, self.attempt)
         if self.state is ClaimState.DONE:
             return Held(Hold.DONE, self.token, self.attempt, result=self.result)
         rest_s = (self.lease_until_us - self.now_us) / MICROSECONDS
         return Held(Hold.HELD, self.token, self.attempt, lease_rest_s=rest_s)
+
+
+def mixed_modes(before: str, now: str) -> ConfigurationError:
+    """The error for a key that was claimed in another mode: its claim would not count, or count for too much."""
+    return ConfigurationError(
+        f"a key is claimed in mode {before} and now in mode {now}: give each mode its own consumer"
+    )
 
 
 def checked(

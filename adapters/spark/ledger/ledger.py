@@ -284,10 +284,10 @@ class RunLedger:
         for start in range(0, len(hashes), MAX_ROWS):
             part = hashes[start : start + MAX_ROWS]
             if not insert:
-                yield self.store.read_owned(part)
+                yield self.store.read_owned(part).checked()
             else:
                 marks = None if fingerprints is None else fingerprints[start : start + MAX_ROWS]
-                yield self.store.insert_owned(Owner(ref.token, ref.epoch, frame), part, marks)
+                yield self.store.insert_owned(Owner(ref.token, ref.epoch, frame), part, marks).checked()
 
     def steal(
         self,

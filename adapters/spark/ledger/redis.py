@@ -37,7 +37,15 @@ from itertools import islice
 from struct import Struct
 from typing import Any, Final
 
-from idempotent.adapters.spark.ledger.claims import MAX_ROWS, ClaimState, Holder, Owner, Owners, PendingRow
+from idempotent.adapters.spark.ledger.claims import (
+    HANDLED,
+    MAX_ROWS,
+    ClaimState,
+    Holder,
+    Owner,
+    Owners,
+    PendingRow,
+)
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.runs import (
     RunChange,
@@ -354,7 +362,7 @@ def _owner_of(value: bytes) -> Owner:
     """The owner of a claim in any state."""
     token, state, mark, frame = _OWNED.unpack_from(value)
     if state != ClaimState.OWNED:
-        return Owner(token, mark)
+        return Owner(token, mark, HANDLED)
     return Owner(token, mark, frame, value[_OWNED.size :] or None)
 
 

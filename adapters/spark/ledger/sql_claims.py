@@ -8,7 +8,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
 
-from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, Owners, PendingRow
+from idempotent.adapters.spark.ledger.claims import HANDLED, ClaimState, Holder, Owner, Owners, PendingRow
 from idempotent.schema import run_claims_name
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.dialects import Conflict, SqlDialect
@@ -185,7 +185,8 @@ class ClaimTable:
 
 def _owner_text(dialect: SqlDialect) -> str:
     """Token, mark and frame as one column: a driver takes longer for two more columns than for the rest of a row."""
-    parts = ("run", "COALESCE(epoch, 0)", "COALESCE(frame, 0)")
+    frame = f"CASE WHEN state = {ClaimState.OWNED:d} THEN COALESCE(frame, 0) ELSE {HANDLED:d} END"
+    parts = ("run", "COALESCE(epoch, 0)", frame)
     if dialect.name == "sqlite":
         return " || ':' || ".join(parts)
     return f"CONCAT_WS(':', {', '.join(parts)})"
