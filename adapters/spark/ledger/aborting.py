@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.ledger import RunLedger
-from idempotent.adapters.spark.ledger.refusals import another_driver, no_such_run, wrong_state
+from idempotent.adapters.spark.ledger.refusals import (
+    another_driver,
+    held_by_transaction,
+    no_such_run,
+    wrong_state,
+)
 from idempotent.adapters.spark.ledger.runs import RunChange, RunRow, RunState
 from idempotent.adapters.spark.ledger.urls import open_ledger
 from idempotent.errors import StoreBusyError
@@ -25,7 +30,8 @@ def abort_run(store: StoreConfig, *, consumer: str, run_id: str, unpublished: bo
 
     Raises:
         UnknownRunError: there is no such run.
-        RunConflictError: a driver has it, or was killed and its lease has not ended.
+        RunConflictError: a driver has it, or was killed and its lease has not ended; or a transaction of one of its
+            handlers has not ended.
         RunFencedError: the run is COMMITTED, or PREPARED without `unpublished`.
         StoreError: the store failed, or did not answer.
     """
@@ -49,7 +55,11 @@ def abort_as_seen(ledger: RunLedger, row: RunRow, *, unpublished: bool) -> bool:
         if not row.lapsed:
             raise another_driver(row)
         change = RunChange(frozenset({row.state}), RunState.ABORTED, epoch=row.ref.epoch, only_lapsed=True)
-        if not ledger.store.change_run(row.ref.token, change):
+        try:
+            aborted = ledger.store.change_run(row.ref.token, change)
+        except StoreBusyError as busy:
+            raise held_by_transaction(row) from busy
+        if not aborted:
             raise StoreBusyError(
                 f"another driver or person changed {row.ref} at the same time. Look at it again"
             )

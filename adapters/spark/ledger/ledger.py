@@ -25,6 +25,7 @@ from idempotent.adapters.spark.ledger.refusals import (
     another_driver,
     expired,
     fenced,
+    held_by_transaction,
     require_open,
     require_same_input,
     unknown_run,
@@ -128,7 +129,13 @@ class RunLedger:
             elif newest.state is RunState.COMMITTED:
                 row = newest.at(newest.prepared)
             else:
-                row = self._resume(newest, fingerprint, lease_us, takeover=takeover)
+                try:
+                    row = self._resume(newest, fingerprint, lease_us, takeover=takeover)
+                except StoreBusyError as busy:
+                    held = held_by_transaction(newest)
+                    if not patience.wait(newest.ref, partial(str, held), _POLL_S):
+                        raise held from busy
+                    continue
             if row is not None:
                 return row
             rounds += 1
@@ -236,9 +243,15 @@ class RunLedger:
         self._change(ref, change, done=frozenset({RunState.ABORTED}))
 
     def abort_lapsed(self, token: int) -> bool:
-        """OPEN -> ABORTED iff its lease has ended by the store's clock: for other runs. Whether it did so."""
+        """OPEN -> ABORTED iff its lease has ended by the store's clock: for other runs. Whether it did so.
+
+        It did not if a transaction of its handlers has not ended, whose process is paused perhaps.
+        """
         change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED, only_lapsed=True)
-        return self.store.change_run(token, change)
+        try:
+            return self.store.change_run(token, change)
+        except StoreBusyError:
+            return False
 
     # Mode dedup: which run owns a key. Whether a claim counts depends on its run: see RunState
 

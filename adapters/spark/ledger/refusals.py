@@ -27,13 +27,15 @@ _ADVICE: Final = {
 }
 
 
-def require_alive(ref: RunRef, standing: Standing, where: str) -> None:
+def require_alive(ref: RunRef, standing: Standing, where: str, *, again: bool = False) -> None:
     """Return if this attempt may evaluate its rows.
 
     Args:
         ref: the run and the attempt.
         standing: of the run.
         where: the store, without its password.
+        again: the newest attempt may go over its rows again although an earlier one was PREPARED, as effects may, whose
+            claims are done for good.
 
     Raises:
         RunFencedError: the run was aborted, another driver has taken it over, or an earlier attempt was PREPARED.
@@ -43,7 +45,7 @@ def require_alive(ref: RunRef, standing: Standing, where: str) -> None:
         raise unknown_run(ref, where)
     if standing.state is RunState.ABORTED:
         raise RunFencedError(f"{ref} was aborted: its lease ended, or its driver aborted it. Begin it again")
-    if not standing.admits(ref.epoch):
+    if not standing.admits(ref.epoch) and not (again and standing.epoch == ref.epoch):
         raise fenced(ref, standing)
 
 
@@ -56,7 +58,8 @@ def fenced(ref: RunRef, standing: Standing) -> RunFencedError:
         )
     return RunFencedError(
         f"{ref} is {standing.state.name}: the attempt of epoch {standing.prepared} has made all claims, and its rows "
-        "are not evaluated again. Publish what `stage` returns, which is what that attempt staged"
+        "are not evaluated again. Publish what `stage` returns, which is what that attempt staged. If it staged "
+        f"nothing, look whether it has published. Then type: {command('abort', ref, ' --unpublished')}"
     )
 
 
@@ -67,7 +70,7 @@ def require_open(ref: RunRef, standing: Standing, where: str) -> None:
         RunFencedError, StoreReplacedError: as `require_alive`.
         RunInputChangedError: the run has made all its claims.
     """
-    require_alive(ref, standing, where)
+    require_alive(ref, standing, where, again=True)
     if standing.state is not RunState.OPEN:
         raise unclaimed_key(ref, standing.state)
 
@@ -122,6 +125,15 @@ def another_driver(row: RunRow) -> RunConflictError:
     return RunConflictError(
         f"{row.ref} is {row.state.name}, and another driver has it: {row.holder}. Let that driver end, or begin the "
         f"run with takeover=True, which fences it. Type: {command('show', row.ref)}"
+    )
+
+
+def held_by_transaction(row: RunRow) -> RunConflictError:
+    """The error for a run whose row the transaction of an attempt has, as that of a transactional handler does."""
+    return RunConflictError(
+        f"{row.ref} is {row.state.name}, and a transaction of one of its handlers has not ended: its process works on, "
+        f"or is paused. Let it go on, or end it or its session in the database. Its driver: {row.holder}. Type: "
+        f"{command('show', row.ref)}"
     )
 
 

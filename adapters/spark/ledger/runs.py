@@ -214,6 +214,11 @@ class RunChange:
     manifest: bytes | None = None
     output_ref: str | None = None
 
+    @property
+    def takes_run(self) -> bool:
+        """Whether it is another driver's or another run's, which must not wait for a process that may be paused."""
+        return self.resumes or self.only_lapsed
+
     def holds(self, row: RunRow, now_us: int, owned: int) -> bool:
         """Whether all conditions hold for this row and number of claims at this time of the store's clock."""
         return (

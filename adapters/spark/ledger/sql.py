@@ -57,6 +57,8 @@ class SqlRunStore(RunStore):
         self._table = config.table
         self._file = _SqliteFile.of(self._engine)
         self._connections = Connections(self._engine, self._table)
+        # For what must not wait long for the transaction of a handler, whose process may be paused.
+        self._brief = Connections(self._engine, self._table, waits_briefly=True)
         self._handlers = DetachedConnections(self._engine, autocommit=False)
         self._tables: _Tables | None = None
         self._lock = free_in_child(Lock())
@@ -79,7 +81,7 @@ class SqlRunStore(RunStore):
 
     def change_run(self, token: int, change: RunChange) -> bool:
         if change.owned is None or change.epoch is None:
-            return self._run(lambda db, on: on.runs.change(db, token, change))
+            return self._run(lambda db, on: on.runs.change(db, token, change), briefly=change.takes_run)
         owned, epoch = change.owned, change.epoch
 
         def counted(db: DriverConnection, on: _Tables) -> bool:
@@ -141,10 +143,18 @@ class SqlRunStore(RunStore):
 
     def close(self) -> None:
         self._connections.close()
+        self._brief.close()
         self._engine.dispose()
 
-    def _run(self, work: Callable[[DriverConnection, _Tables], T], *, atomically: bool = False) -> T:
+    def _run(
+        self,
+        work: Callable[[DriverConnection, _Tables], T],
+        *,
+        atomically: bool = False,
+        briefly: bool = False,
+    ) -> T:
         connections, tables = self._current()
+        connections = self._brief if briefly else connections
         run = connections.run_atomically if atomically else connections.run
         return run(lambda db: work(db, tables))
 
@@ -154,6 +164,7 @@ class SqlRunStore(RunStore):
                 # A new object: connections in use return to the old one, which is never used again.
                 self._connections.close()
                 self._connections = Connections(self._engine, self._table)
+                self._brief.close()
                 self._handlers.close()
             connections = self._connections
         if self._tables is None:
@@ -309,8 +320,9 @@ class RunTable:
         if change.to is RunState.PREPARED:
             sets.append("prepared_epoch = epoch")
         if (change.to is not None or change.resumes) and self._dialect.name == "postgresql":
-            # Waits for running claims, as a plain UPDATE would not (see `open_run`).
-            conditions.append(f"token = (SELECT token FROM {self.name} WHERE token = ? FOR UPDATE)")
+            # Not beside running claims, as a plain UPDATE would be (see `open_run`).
+            lock = "FOR UPDATE NOWAIT" if change.takes_run else "FOR UPDATE"
+            conditions.append(f"token = (SELECT token FROM {self.name} WHERE token = ? {lock})")
             wanted.append(token)
         if change.lease_us is not None:
             sets.append(f"lease_until = {now} + ?")

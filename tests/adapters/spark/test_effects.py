@@ -1,6 +1,7 @@
 """Effects in batches, and effects that commit together with their claims."""
 
 import os
+import signal
 import sqlite3
 import threading
 import time
@@ -11,8 +12,14 @@ import pytest
 import sqlalchemy as sa
 from pyspark import TaskContext
 
-from idempotent.adapters.spark import IdempotentRun, StoreConfig, idempotent_batches, idempotent_foreach
-from idempotent.adapters.spark.ledger import ClaimState
+from idempotent.adapters.spark import (
+    IdempotentRun,
+    StoreConfig,
+    abort_run,
+    idempotent_batches,
+    idempotent_foreach,
+)
+from idempotent.adapters.spark.ledger import ClaimState, open_ledger
 from idempotent.errors import ConfigurationError, RunConflictError, RunFencedError, TransactionEscapedError
 from tests.adapters.spark.ledger.counting import claims_of
 from tests.adapters.spark.support import migrated
@@ -375,3 +382,39 @@ def test_workers_that_die_and_handlers_that_raise_write_each_row_once(spark, fra
     assert {name: count - counted[name] for name, count in run.counts.items()} == {
         "new": 100, "duplicate": 100, "conflict": 0
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_the_transaction_of_a_process_that_stands_still(database, written):
+    """It has the run's row, which whoever takes the run over wants: each says so in time, and goes on afterwards."""
+    if database.url.startswith("sqlite"):
+        pytest.skip("the file has one writer, whose time is `timeout`")
+    name = {"consumer": "orders", "run_id": "r1"}
+
+    def handle(rows, connection):
+        written.write(rows, connection)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    pid = os.fork()
+    if pid == 0:
+        with IdempotentRun.begin(database, **name, lease_s=1.0) as run:
+            in_transactions(run, handle)(FEW[:2])
+        os._exit(0)
+    try:
+        assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+        time.sleep(1.5)
+        began = time.monotonic()
+        for options in ({}, {"takeover": True}):
+            with pytest.raises(RunConflictError, match="a transaction of one of its handlers has not ended"):
+                IdempotentRun.begin(database, **name, wait_s=0.5, **options)
+        with pytest.raises(RunConflictError, match="a transaction of one of its handlers has not ended"):
+            abort_run(database, **name)
+        with open_ledger(database) as ledger:
+            # Another run that meets its keys waits for no lock either, but by its own patience.
+            assert not ledger.abort_lapsed(ledger.read(**name).ref.token)
+        assert time.monotonic() - began < 60
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert written.times == dict.fromkeys(keys(FEW[:2]), 1)
+    assert abort_run(database, **name)
