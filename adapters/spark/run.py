@@ -25,6 +25,7 @@ from idempotent.adapters.spark.tasks.handle import RunHandle, checked_chunk, ref
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.errors import ConfigurationError, IdempotentError, RunFencedError, StoreError
 from idempotent.logs import EventLog
+from idempotent.processing.calling import finished
 from idempotent.validation import choice, flag, seconds
 
 if TYPE_CHECKING:
@@ -282,12 +283,14 @@ class IdempotentRun:
         Returns:
             Whether the function was called; False if the run was committed.
 
-        Raises: as `publishing`, and what the function raises.
+        Raises:
+            ConfigurationError: the function returned a coroutine, a generator or the like, and so published nothing.
+            Exception: as `publishing`, and what the function raises.
         """
         if self.is_committed:
             return False
         with self.publishing(rows=rows) as publication:
-            function(publication)
+            finished(function(publication))
         return True
 
     @contextmanager

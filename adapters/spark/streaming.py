@@ -87,9 +87,9 @@ def foreach_batch(
             new = run.dedup(batch, key=key, order_by=order_by, payload=payload, unique=unique)
             staged = run.stage(new, staging)
 
-            def publish(publication: Publication) -> None:
+            def publish(publication: Publication) -> object:
                 publication.batch_id = batch_id
-                handler(staged, publication)
+                return handler(staged, publication)
 
             run.publish(publish)
 

@@ -11,6 +11,7 @@ from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.run_claims import OnConflict, RowVerdict
 from idempotent.adapters.spark.ledger.runs import RunRef
 from idempotent.errors import ConfigurationError
+from idempotent.processing.calling import finished
 from idempotent.validation import whole
 
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
@@ -104,8 +105,13 @@ class RunHandle:
         return replace(self, batch_size=size, chunk=chunk)
 
     def call(self, handler: Callable[..., Any], rows: Sequence[Any], *connection: Any) -> Any:
-        """What a handler returns for a batch, if it takes batches; else a list of what it returns for the one row."""
-        return handler(rows, *connection) if self.batch_size else [handler(rows[0], *connection)]
+        """What a handler returns for a batch, if it takes batches; else a list of what it returns for the one row.
+
+        Raises:
+            ConfigurationError: the handler returned a coroutine, a generator or the like, and so did no work.
+        """
+        returned = finished(handler(rows if self.batch_size else rows[0], *connection))
+        return returned if self.batch_size else [returned]
 
     def chunks(self, rows: Iterable[T]) -> Iterator[list[T]]:
         """The rows in lists of one round trip each, in order; the last may be shorter."""

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, Held, Hold
 from idempotent.adapters.spark.ledger.ledger import RunLedger
-from idempotent.adapters.spark.ledger.refusals import command
+from idempotent.adapters.spark.ledger.refusals import command, require_alive
 from idempotent.adapters.spark.ledger.run_claims import RowVerdict
 from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.adapters.spark.tasks.handle import RunHandle
-from idempotent.adapters.spark.tasks.ledgers import check_store, ledger_for, refuse_another_batch
+from idempotent.adapters.spark.tasks.ledgers import ledger_for, refuse_another_batch
 from idempotent.adapters.spark.tasks.row_keys import RowKeys, first_of_each
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.errors import ConfigurationError, RunConflictError, StoreBusyError, StoreError
@@ -54,7 +54,8 @@ class Handlers:
         self._ledger = ledger_for(handle.store)
         # Random: Spark uses its stage, partition and attempt numbers again in other jobs.
         self._attempt = secrets.token_bytes(ATTEMPT_BYTES)
-        check_store(self._ledger, handle)
+        standing = self._ledger.standing_of([handle.ref.token])[handle.ref.token]
+        require_alive(handle.ref, standing, self._ledger.where, again=True)
 
     def run(self, hashes: Sequence[bytes], rows: Sequence[Any]) -> dict[bytes, bytes | None]:
         """The results of all keys: the handler's, or what an earlier attempt stored.

@@ -44,16 +44,10 @@ def claims_for(handle: RunHandle) -> RunClaims:
     """
     refuse_another_batch(handle)
     ledger = ledger_for(handle.store)
-    check_store(ledger, handle)
+    require_alive(handle.ref, ledger.standing_of([handle.ref.token])[handle.ref.token], ledger.where)
     return RunClaims(
         ledger, handle.ref, frame=handle.frame, on_conflict=handle.on_conflict, timeout_s=handle.wait_s
     )
-
-
-def check_store(ledger: RunLedger, handle: RunHandle) -> None:
-    """Check that the store knows the run, and that this attempt may evaluate. Raises as `claims_for`."""
-    standing = ledger.standing_of([handle.ref.token])[handle.ref.token]
-    require_alive(handle.ref, standing, ledger.where)
 
 
 def refuse_another_batch(handle: RunHandle) -> None:

@@ -15,9 +15,9 @@ from idempotent.adapters.spark import (
     idempotent_partitions,
     key_hash,
 )
-from idempotent.adapters.spark.ledger import HASH_BYTES
+from idempotent.adapters.spark.ledger import HASH_BYTES, RunState
 from idempotent.adapters.spark.tasks.handlers import Handlers
-from idempotent.errors import ConfigurationError, RunConflictError
+from idempotent.errors import ConfigurationError, RunConflictError, RunFencedError, RunInputChangedError
 from tests.adapters.spark.support.faults import is_first_attempt
 from tests.adapters.spark.support.frames import ROWS
 from tests.adapters.spark.support.slow import slow_at_first
@@ -256,6 +256,99 @@ def test_a_key_of_mode_dedup_is_refused_in_mode_effect(begin, in_this_process):
     assert list(idempotent_partitions(run, key="k")([{"k": "k0"}])) == [{"k": "k0"}]
     with pytest.raises(ConfigurationError, match="own consumer"):
         idempotent_foreach(run, key="k", handler=print)([{"k": "k0"}])
+
+
+def test_a_key_of_mode_effect_is_refused_in_mode_dedup(begin, in_this_process):
+    """Also of an aborted run: its effect has happened, and as a new key it would be published again."""
+    run = begin()
+    idempotent_foreach(run, key="k", handler=lambda row: None)([{"k": "k0"}])
+    for other in (run, begin("r2")):
+        with pytest.raises(
+            ConfigurationError, match=r"mode replay or effect and now in mode dedup.*own consumer"
+        ):
+            list(idempotent_partitions(other, key="k")([{"k": "k1"}, {"k": "k0"}]))
+        run.abort()
+
+
+async def _async(rows):
+    """Never awaited."""
+
+
+def _generator(rows):
+    yield
+
+
+# What of a call has not been done when it returns.
+NOT_DONE = {
+    "an async def": _async,
+    "a generator": _generator,
+    "map": lambda rows: map(print, rows),
+    "an expression": lambda rows: (each for each in rows),
+}
+
+
+@pytest.mark.parametrize("handler", NOT_DONE.values(), ids=list(NOT_DONE))
+@pytest.mark.parametrize("options", [{}, {"batch_size": 5}], ids=["a row", "a batch"])
+def test_a_handler_that_does_its_work_later_is_refused_and_its_key_is_free(
+    sqlite_store, in_this_process, handler, options
+):
+    with IdempotentRun.begin(sqlite_store, consumer="orders", run_id="r1", wait_s=0) as run:
+        for transactional in (False, True):
+            work = idempotent_foreach(
+                run,
+                key="k",
+                handler=lambda rows, *_: handler([rows]),
+                transactional=transactional,
+                **options,
+            )
+            with pytest.raises(ConfigurationError, match="the handler returned a"):
+                work([{"k": "k0"}])
+        with pytest.raises(ConfigurationError, match="the handler returned a"):
+            run.publish(lambda publication: handler([publication]))
+        assert run.state is RunState.PREPARED
+
+
+@pytest.mark.parametrize("mode", ["effect", "replay"])
+def test_effects_of_a_prepared_run_are_gone_over_again(begin, in_this_process, effects, mode):
+    """The loop of the docs, begun again after a crash in `publish`: nothing is left to do, and nothing stops it."""
+
+    def handle(row):
+        effects.add(row["k"])
+        return {"k": row["k"]}
+
+    def work(run, key):
+        if mode == "effect":
+            idempotent_foreach(run, key="k", handler=handle)([{"k": key}])
+        else:
+            mapped = idempotent_batches(run, key="k", handler=handle, mode="replay", schema=OUT)
+            assert len(list(mapped([pa.RecordBatch.from_pylist([{"k": key}])]))) == 1
+
+    def dies(publication):
+        raise SystemExit
+
+    run = begin()
+    work(run, "k0")
+    with pytest.raises(SystemExit):
+        run.publish(dies)
+    for _ in range(2):
+        run = begin(takeover=True)
+        work(run, "k0")
+        with pytest.raises(RunInputChangedError, match="meets a key that it did not claim"):
+            work(run, "k1")
+    assert run.publish(lambda publication: None)
+    assert effects.words == ["k0"]
+
+
+def test_rows_of_a_prepared_run_that_staged_none_are_refused_with_a_way_out(begin, in_this_process):
+    run = begin(takeover=True)
+    assert len(list(idempotent_partitions(run, key="k")([{"k": "k0"}]))) == 1
+    with pytest.raises(RunInputChangedError), run.publishing(rows=1):
+        raise RunInputChangedError
+    again = begin(takeover=True)
+    with pytest.raises(
+        RunFencedError, match=r"If it staged nothing.* runs abort r1 --consumer orders --unpublished"
+    ):
+        list(idempotent_partitions(again, key="k")([{"k": "k0"}]))
 
 
 def test_arguments_that_do_not_go_together_are_refused_on_the_driver(begin):
