@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from idempotent.checkers.base import DEFAULT_RETENTION_S
 from idempotent.errors import ConfigurationError
 from idempotent.schema import DEFAULT_TABLE, validate_table_name
+from idempotent.stores.sql.engines import parsed_url
 from idempotent.validation import seconds, text
 
 DEFAULT_PREFIX: Final = "idempotent:"
@@ -31,7 +31,7 @@ class StoreConfig:
             a duplicate may come, together.
 
     Raises:
-        ConfigurationError: an invalid URL, table, prefix or duration.
+        ConfigurationError: an invalid URL, table, prefix or duration, or an `@` in the password, which is written %40.
     """
 
     url: str = field(repr=False)
@@ -63,7 +63,7 @@ class StoreConfig:
     def where(self) -> str:
         """The URL without its password and without its options, which may hold a password too."""
         try:
-            return make_url(self.url).set(query={}).render_as_string(hide_password=True)
+            return parsed_url(self.url).set(query={}).render_as_string(hide_password=True)
         except (ArgumentError, ValueError):
             return self.url.split("://", 1)[0] + "://..."
 
@@ -75,13 +75,15 @@ class StoreConfig:
 
 
 def _absolute(url: str) -> str:
-    """The URL of an SQLite file with an absolute path; any other URL unchanged."""
-    if not url.startswith("sqlite"):
-        return url
+    """The URL of an SQLite file with an absolute path; any other URL unchanged. Raises as `parsed_url`."""
     try:
-        parts = make_url(url)
+        parts = parsed_url(url)
     except (ArgumentError, ValueError):
         return url
-    if not parts.database or parts.database.startswith((":memory:", "file:")):
+    if (
+        parts.get_backend_name() != "sqlite"
+        or not parts.database
+        or parts.database.startswith((":memory:", "file:"))
+    ):
         return url
     return parts.set(database=str(Path(parts.database).absolute())).render_as_string(hide_password=False)

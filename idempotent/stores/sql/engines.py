@@ -134,6 +134,21 @@ def _demand_greenlet(database: str) -> None:
         raise MissingExtraError("greenlet", _ASYNC_EXTRAS[database]) from error
 
 
+def parsed_url(url: str | URL) -> URL:
+    """The parts of an SQLAlchemy URL.
+
+    Raises:
+        ConfigurationError: its password has an `@`: SQLAlchemy takes what follows for the host, which is shown.
+        ArgumentError, ValueError: it is invalid.
+    """
+    parsed = make_url(url)
+    if "@" in (parsed.host or ""):
+        raise ConfigurationError(
+            "the password of the URL has an '@': write '@', '/', '#' and '?' as %40, %2F, %23 and %3F"
+        )
+    return parsed
+
+
 def new_engine(url: AnyEngine, *, asynchronous: bool = False, **options: Any) -> Engine:
     """Create an engine from a URL.
 
@@ -154,7 +169,7 @@ def new_engine(url: AnyEngine, *, asynchronous: bool = False, **options: Any) ->
             "connections and Sessions itself"
         )
     try:
-        parsed = make_url(url)
+        parsed = parsed_url(url)
         _demand_driver(parsed, asynchronous=asynchronous)
         demand_known_options(parsed)
         options.setdefault("connect_args", {}).update(typed_options(parsed))

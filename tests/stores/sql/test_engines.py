@@ -123,6 +123,8 @@ def test_a_missing_library_is_named_with_the_extra_that_has_it(monkeypatch, miss
         "oracle://me:secret@h/db",
         "nonsense://me:secret@h/db",
         "postgresql+psycopg://me:secret@h:port/db",
+        "postgresql+psycopg://me:not@secret@h/db",
+        "sqlite://me:not@secret@h/app.db",
     ],
 )
 def test_an_invalid_url_is_not_repeated(make, url):

@@ -44,6 +44,12 @@ class TestConfig:
         with pytest.raises(ConfigurationError):
             StoreConfig(**options)
 
+    @pytest.mark.parametrize("scheme", ["postgresql+psycopg", "mysql+pymysql", "redis"])
+    def test_a_password_that_would_be_taken_for_the_host_is_refused_and_not_shown(self, scheme):
+        with pytest.raises(ConfigurationError, match="%40") as refused:
+            StoreConfig(f"{scheme}://user:not@secret@host/0")
+        assert "secret" not in str(refused.value)
+
     @pytest.mark.parametrize("url", ["oracle://host/db", "sqlite://"])
     def test_an_unsupported_database_is_refused(self, url):
         with pytest.raises(ConfigurationError):
