@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from idempotent.adapters.spark.ledger.runs import RunRef
@@ -13,6 +13,10 @@ from idempotent.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+# A session may say that rows of files that are gone or broken are left out: these have been counted.
+_WHOLE: Final = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Staged:
             return spark.createDataFrame([], schema)
         # Spark reads a path as it is, but for the signs of a pattern, and gives URIs.
         paths = [_literal(unquote(file)) for file in self.files]
-        return spark.read.format(self.format).schema(schema).load(paths)
+        return spark.read.format(self.format).options(**_WHOLE).schema(schema).load(paths)
 
 
 class Output:

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
 from pyspark import accumulators
@@ -186,6 +187,23 @@ def test_a_file_that_comes_after_the_list_was_made_is_not_published(spark, begin
     frame.write.mode("append").parquet(str(folder))
     assert publish(run, out)
     assert values(spark, out) == list(range(100))
+
+
+@pytest.mark.slow
+def test_a_staged_file_that_is_gone_is_an_error_whatever_the_session_ignores(
+    spark, begin, frame, staging, out
+):
+    run = begin("r1")
+    staged = run.stage(run.dedup(frame.where("v < 100"), key="k", unique=True), staging)
+    for file in staged.inputFiles():
+        Path(urlparse(file).path).unlink()
+    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+    try:
+        with pytest.raises(Exception, match=r"(?i)not exist"):
+            run.publish(lambda publication: run.stage(frame, staging).write.parquet(str(out)))
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreMissingFiles")
+    assert run.is_prepared
 
 
 def test_an_empty_frame_is_staged_and_published(begin, frame, staging, out):
