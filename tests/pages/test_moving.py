@@ -14,6 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from idempotent import Message, Outcome, Registry
 from idempotent.checkers import checker_from_url
+from idempotent.migrations import upgrade
 from tests.support.services.sql import own_database
 
 PAGE = (Path(__file__).parents[2] / "docs" / "moving.md").read_text()
@@ -79,6 +80,11 @@ def libpq(url):
     return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
 
 
+DELIVER = """
+for number in ("1", "2", "2"):
+    on_paid(Message("orders.paid", id=number))
+engine.dispose()
+"""
 PROCESSED_7_AND_8_BEFORE = [Outcome.DUPLICATE, Outcome.DUPLICATE, Outcome.PROCESSED]
 
 
@@ -103,7 +109,17 @@ def test_the_new_version_beside_the_old_one(postgres):
     program = re.search(r"^```python\n(.+?)^```$", section, re.MULTILINE | re.DOTALL)[1]
     assert "sqlite:///shop.db" in program
     program = program.replace("sqlite:///shop.db", postgres)
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+    upgrade(postgres)
+    write(
+        postgres,
+        "CREATE TABLE processed (id VARCHAR(50) PRIMARY KEY)",
+        "CREATE TABLE bookings (id VARCHAR(50))",
+        "INSERT INTO processed VALUES ('1')",
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program + DELIVER], check=True, timeout=60)
+    engine = create_engine(postgres, poolclass=NullPool)
+    with engine.connect() as connection:
+        assert connection.scalars(text("SELECT id FROM bookings")).all() == ["2"]
 
 
 def test_keys_of_redis(redis_url, tmp_path):
