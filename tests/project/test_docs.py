@@ -312,7 +312,7 @@ def test_the_defaults_of_the_checkers_are_those_of_the_code():
     checkers = (SqlChecker, RedisChecker, MemoryChecker, TransactionalSqlChecker, OffsetChecker)
     options = {name: default for checker in checkers for name, default in _defaults(checker).items()}
     del options["clock"]  # for tests
-    assert _shown("consumers.md", "The options of the checkers") == options
+    assert _shown("reference/consumers.md", "Options of the checkers") == options
 
 
 def test_the_defaults_of_a_consumer_are_those_of_the_code():
