@@ -127,7 +127,7 @@ class Publication:
         (writer.save if "/" in table else writer.saveAsTable)(table)
 
     def iceberg(self, df: DataFrame, table: str) -> None:
-        """Append the rows to a table of Apache Iceberg, in one snapshot, unless a snapshot of this run is there.
+        """Append the rows to a table of Apache Iceberg, in one snapshot, unless one of this run is in its history.
 
         The snapshot's summary bears the run as `idempotent-run`. Iceberg refuses the commit if rows were added since
         the run was looked for, and then it is looked for again.
@@ -152,7 +152,13 @@ class Publication:
             spark.catalog.refreshTable(table)
             for row in spark.table(f"{table}.refs").where("name = 'main'").select("snapshot_id").collect():
                 options["validate-from-snapshot-id"] = str(row[0])
-            if not spark.table(f"{table}.snapshots").where(is_ours).isEmpty():
+            # A snapshot that the table was rolled back from is kept, and its rows are not in the table.
+            found = spark.table(f"{table}.snapshots").select("snapshot_id", "parent_id", is_ours).collect()
+            snapshots = {str(snapshot): (str(parent), ours) for snapshot, parent, ours in found}
+            at, ours = options.get("validate-from-snapshot-id"), False
+            while at in snapshots and not ours:
+                at, ours = snapshots[at]
+            if ours:
                 return
             try:
                 # Overwrites no row, and is validated, as an append would not be.

@@ -164,6 +164,21 @@ class Lake:
             run.abort(unpublished=True)
         return [self.publish("aborted"), self.rows("aborted").count()]
 
+    def a_table_that_was_rolled_back(self) -> Any:
+        """After the rows of a run were in it, and before the run is begun again: they are in it again."""
+        self.publish("back", run_id="r0", source=self.frame.where("v < 10"))
+        before = self.spark.table(f"{self.table('back')}.refs").collect()[0]["snapshot_id"]
+
+        def fails(publication: Publication, staged: Any) -> None:
+            self.put(publication, staged, "back")
+            raise RuntimeError
+
+        try:
+            self.publish("back", fails)
+        except RuntimeError:
+            self.spark.sql(f"CALL ice.system.rollback_to_snapshot('db.back', {before})")
+        return [self.rows("back").count(), self.publish("back"), self.rows("back").count()]
+
     def a_stream(self) -> Any:
         """Two batches, and the first of them once more."""
         numbers: list[Any] = []
@@ -198,6 +213,7 @@ def main() -> None:
         lake.two_frames_to_one_table,
         lake.an_abort_with_the_rows_taken_away,
         lake.a_stream,
+        *([lake.a_table_that_was_rolled_back] if lake.sink == "iceberg" else []),
     )
 
 
