@@ -116,12 +116,13 @@ class Adapter(ABC):
             AdapterError: unrecoverable: the worker stops.
         """
 
-    def backlog(self) -> Mapping[str, int]:
+    def backlog(self) -> Mapping[str, int | Mapping[str, int]]:
         """How many messages wait, by subject, in the broker's own terms. Only the owner thread calls it.
 
-        RabbitMQ: those in the queues that are ready for delivery, and in no worker's hands. Kafka: those of this
-        process's partitions that are not finished, which is its lag. What the broker does not tell in an instant, or
-        at all, is missing; the default knows nothing.
+        RabbitMQ: those in the queues that are ready for delivery, and in no worker's hands; each process has the same
+        number. Kafka: those that are not finished, which is the lag, for each partition of this process by its name,
+        such as `orders-0`. What the broker does not tell in an instant, or at all, is missing; the default knows
+        nothing.
 
         Raises:
             AdapterError: unrecoverable: the worker stops.

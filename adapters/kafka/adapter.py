@@ -284,7 +284,7 @@ class KafkaAdapter(Adapter):
         self._finish(token.partition, token.record, result.outcome)
         return True
 
-    def backlog(self) -> Mapping[str, int]:
+    def backlog(self) -> Mapping[str, Mapping[str, int]]:
         group = self._group
         return group.assignment.backlog(group.consumer) if group is not None and group.connected else {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -207,18 +207,19 @@ class Assignment:
             self._turns.rotate(-1 - self._turns.index(last))
         return taken
 
-    def backlog(self, consumer: KafkaConsumer) -> dict[str, int]:
-        """The records that are not finished, by subject. Nothing while a broker does not answer.
+    def backlog(self, consumer: KafkaConsumer) -> dict[str, dict[str, int]]:
+        """The records that are not finished, by subject and partition. Nothing while a broker does not answer.
 
         The ends are asked for: those that the client knows from its fetches are old while a partition is paused.
         """
-        found: Counter[str] = Counter()
+        found: defaultdict[str, dict[str, int]] = defaultdict(dict)
         try:
             for partition in self._turns:
                 asked = TopicPartition(partition.topic, partition.number)
                 _, end = consumer.get_watermark_offsets(asked, timeout=_END_S)
                 if partition.position >= 0:
-                    found[partition.subject] += max(end - partition.position, 0) + partition.unfinished
+                    lag = max(end - partition.position, 0) + partition.unfinished
+                    found[partition.subject][f"{partition.topic}-{partition.number}"] = lag
         except KafkaException:
             return {}
         return found

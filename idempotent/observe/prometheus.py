@@ -130,13 +130,18 @@ def _load() -> Iterable[Metric]:
         ("in_progress", "Handlers that run.", load.in_progress),
         ("held", "Deliveries that wait for a later check.", load.held),
         ("longest_running_seconds", "Since the handler began that runs for longest.", load.longest_s),
-        ("backlog_messages", "Messages that wait in the broker.", load.backlog),
         ("paused", "1 while the consumer is paused.", load.paused),
     ):
         family = GaugeMetricFamily(f"idempotent_{name}", text, labels=_CONSUMER)
         for consumer, value in sorted(values.items()):
             family.add_metric([consumer], value)
         yield family
+    backlog = GaugeMetricFamily(
+        "idempotent_backlog_messages", "Messages that wait in the broker.", labels=["consumer", "partition"]
+    )
+    for labels, waiting in sorted(load.backlog.items()):
+        backlog.add_metric(labels, waiting)
+    yield backlog
 
 
 def _stores() -> Iterable[Metric]:

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from idempotent.values import value
 
+K = TypeVar("K")
 N = TypeVar("N", int, float)
 
 
@@ -21,7 +22,8 @@ class Load:
         in_progress: handlers that run, by consumer (`subject:group`); a batch handler counts once for each message.
         held: deliveries that wait to be checked again, by consumer.
         longest_s: for how many seconds the handler has run that has run for longest, by consumer; 0: none runs.
-        backlog: messages that wait in the broker, by consumer, where that tells.
+        backlog: messages that wait in the broker, by consumer and partition, where that tells. The partition is empty
+            where the broker tells one number for the whole queue.
         paused: 1 for a consumer that is paused, 0 for another one.
     """
 
@@ -29,7 +31,7 @@ class Load:
     in_progress: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     longest_s: Mapping[str, float] = field(default_factory=dict)
-    backlog: Mapping[str, int] = field(default_factory=dict)
+    backlog: Mapping[tuple[str, str], int] = field(default_factory=dict)
     paused: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -67,8 +69,8 @@ def _sums(counts: Iterable[Mapping[str, int]]) -> Mapping[str, int]:
     return total
 
 
-def _largest(values: Iterable[Mapping[str, N]]) -> Mapping[str, N]:
-    largest: dict[str, N] = {}
+def _largest(values: Iterable[Mapping[K, N]]) -> Mapping[K, N]:
+    largest: dict[K, N] = {}
     for each in values:
         for name, found in each.items():
             largest[name] = max(found, largest.get(name, found))

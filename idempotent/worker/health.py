@@ -34,7 +34,8 @@ class InHand:
         paused: the names of those that are paused.
 
     Attributes:
-        backlog: messages that wait in the broker, by consumer, as the worker has last asked; set by the worker.
+        backlog: messages that wait in the broker, by consumer and partition, as the worker has last asked; set by the
+            worker.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class InHand:
         self._holds = holds
         self._names = [consumer.name for consumer in routes.values()]
         self._paused = paused
-        self.backlog: Mapping[str, int] = {}
+        self.backlog: Mapping[tuple[str, str], int] = {}
 
     def load(self, *, ready: bool) -> Load:
         """How many handlers run, how many deliveries are held, and so on."""

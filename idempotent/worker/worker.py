@@ -335,7 +335,10 @@ class Worker:
         self._backlog_at = now + _BACKLOG_S
         found = self._adapter.backlog() if self._adapter.connected else {}
         self._in_hand.backlog = {
-            self._routes[subject].name: count for subject, count in found.items() if subject in self._routes
+            (self._routes[subject].name, partition): count
+            for subject, waiting in found.items()
+            if subject in self._routes
+            for partition, count in (waiting.items() if isinstance(waiting, Mapping) else [("", waiting)])
         }
 
     @property

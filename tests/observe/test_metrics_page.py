@@ -19,7 +19,7 @@ ROW = re.compile(r"\| `(idempotent_\w+)` \| (\w+) \| (.*?) \|")
 
 def one_load():
     one = {"orders:default": 1}
-    return Load(True, one, one, {"orders:default": 2.0}, one, one)
+    return Load(True, one, one, {"orders:default": 2.0}, {("orders:default", "orders-0"): 1}, one)
 
 
 def test_the_page_names_each_series_its_type_and_its_labels():

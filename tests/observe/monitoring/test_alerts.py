@@ -98,6 +98,27 @@ PILED = (
     *(17, {"severity": "ticket", **CONSUMER}),
     "orders:billing: messages that wait: 30000",
 )
+# Two processes of a Kafka group. In 15 minutes each partition grows by 75, and both by 150. One moves to the other
+# process, and for a minute both processes show it: a sum over processes would say 500 then.
+LAG = "idempotent_backlog_messages{{consumer='orders:billing', partition='orders-{}', instance='worker-{}:9000'}}"
+GROUP = {
+    LAG.format(0, 1): "100+5x60",
+    LAG.format(1, 1): "100+5x20 _x40",
+    LAG.format(1, 2): "_x20 200+5x40",
+}
+GROUP_LAGS = (
+    "IdempotentBacklogGrows",
+    20,
+    {"severity": "ticket", **CONSUMER},
+    "orders:billing: messages that wait: 400",
+)
+# Two processes of a RabbitMQ queue, which both show all of it. It grows by 75 in 15 minutes, which is not much.
+WHOLE = "idempotent_backlog_messages{{consumer='orders:billing', partition='', instance='worker-{}:9000'}}"
+QUEUE = {
+    WHOLE.format(1): "100+5x60",
+    WHOLE.format(2): "100+5x60",
+    'idempotent_outcomes_total{consumer="orders:billing", outcome="processed"}': "0+600x60",
+}
 QUIET = {
     f"idempotent_ready{{{ON_INSTANCE}}}": "1 0 1x58",
     'idempotent_outcomes_total{consumer="orders:billing", outcome="processed"}': "0+600x60",
@@ -137,6 +158,7 @@ def test_each_alert_fires_in_its_trouble_and_none_in_a_quiet_hour(promtool, tmp_
     fires = [
         *(unit(name, series, [fired(name, *expected)]) for name, (series, *expected) in TROUBLES.items()),
         unit("a pile", PILE, [fired(*PILED)]),
+        unit("two processes of a group", GROUP, [fired(*GROUP_LAGS)]),
     ]
     silent = [
         {"eval_time": f"{minute}m", "alertname": name, "exp_alerts": []}
@@ -146,7 +168,11 @@ def test_each_alert_fires_in_its_trouble_and_none_in_a_quiet_hour(promtool, tmp_
     tests = {
         "rule_files": ["rules.yml"],
         "evaluation_interval": "1m",
-        "tests": [unit("a quiet hour", QUIET, silent), *fires],
+        "tests": [
+            unit("a quiet hour", QUIET, silent),
+            unit("two processes of a queue", QUEUE, silent),
+            *fires,
+        ],
     }
     (tmp_path / "tests.yml").write_text(json.dumps(tests))
     promtool("test", "rules", tmp_path / "tests.yml")

@@ -2,13 +2,10 @@
 
 import json
 import math
-import os
 import re
 import secrets
-import subprocess
-import sys
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ import sqlalchemy as sa
 from idempotent import Message
 from idempotent.adapters.rabbitmq import RabbitMqAdapter
 from idempotent.outbox import Outbox, outbox_tables
+from tests.observe.monitoring.serving import serving
 from tests.support.stores import open_store
 
 MONITORING = Path(__file__).parents[3] / "docs" / "monitoring"
@@ -45,24 +43,6 @@ TROUBLE = {
 EXPRESSION = re.compile(r"(?m)^ +expr: (?:>-\n)?((?:.|\n)+?)(?=^ +(?:for|labels):)")
 # Empty in these troubles: no lease is lost, and no more waits than a few messages.
 QUIET = {"Leases lost and other events"}
-
-
-@contextmanager
-def serving(folder, *words):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "idempotent", *words, "--metrics-port", "0"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        line = next(line for line in process.stderr if "Metrics: " in line)
-        yield line.split("Metrics: http://")[1].split("/metrics")[0]
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
 
 @pytest.mark.slow
