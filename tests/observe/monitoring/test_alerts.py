@@ -66,6 +66,12 @@ TROUBLES = {
         *(40, {"severity": "ticket", **CONSUMER}),
         "orders:billing: messages that wait: 2010",
     ),
+    # Its only worker starts again, and is away for eight minutes.
+    "IdempotentConsumerPaused": (
+        {f'idempotent_paused{{consumer="orders:billing", {ON_INSTANCE}}}': "0x9 1x120 stale _x7 1x140"},
+        *(255, {"severity": "ticket", **CONSUMER}),
+        "orders:billing has been paused for four hours",
+    ),
     "IdempotentRanUnprotected": (
         {'idempotent_events_total{consumer="orders:billing", event="ran_disabled"}': "0x9 3x10"},
         *(12, {"severity": "ticket", **CONSUMER}),
@@ -85,6 +91,11 @@ TROUBLES = {
         {'idempotent_store_expired_keys{store="keys"}': "200000x300"},
         *(200, {"severity": "ticket", "store": "keys"}),
         "keys: expired keys that are not deleted: 200000",
+    ),
+    "IdempotentPreparedRunWaits": (
+        {'idempotent_store_prepared_run_waits_seconds{store="keys"}': "0x4 0+60x40"},
+        *(40, {"severity": "ticket", "store": "keys"}),
+        "keys: a PREPARED run of Spark has had no driver for 35m 0s",
     ),
 }
 # A sudden pile that is worked off as fast as before: 10 a second, so in 50 minutes.
@@ -112,6 +123,11 @@ GROUP_LAGS = (
     {"severity": "ticket", **CONSUMER},
     "orders:billing: messages that wait: 400",
 )
+# Two workers of a consumer that is paused for three and a half hours.
+PAUSE = {
+    'idempotent_paused{consumer="orders:billing", instance="worker-1:9000"}': "1x210 0x60",
+    'idempotent_paused{consumer="orders:billing", instance="worker-2:9000"}': "0 1x210 0x59",
+}
 # Two processes of a RabbitMQ queue, which both show all of it. It grows by 75 in 15 minutes, which is not much.
 WHOLE = "idempotent_backlog_messages{{consumer='orders:billing', partition='', instance='worker-{}:9000'}}"
 QUEUE = {
@@ -130,7 +146,9 @@ QUIET = {
     'idempotent_lease_lost_total{consumer="orders:billing"}': "0x60",
     'idempotent_longest_running_seconds{consumer="orders:billing"}': "0.2x60",
     'idempotent_backlog_messages{consumer="orders:billing"}': "5 900 40 0 12 800 0 3x53",
+    'idempotent_paused{consumer="orders:billing"}': "0x10 1x40 0x9",
     'idempotent_store_lapsed_claims{store="keys", consumer="orders:billing"}': "0 1 0x58",
+    'idempotent_store_prepared_run_waits_seconds{store="keys"}': "0+80x20 0x39",
     'idempotent_store_expired_keys{store="keys"}': "90000x60",
     'idempotent_outbox_messages{outbox="outbox_tbl", state="held"}': "0x60",
     'idempotent_outbox_oldest_seconds{outbox="outbox_tbl"}': "2x60",
@@ -165,12 +183,17 @@ def test_each_alert_fires_in_its_trouble_and_none_in_a_quiet_hour(promtool, tmp_
         for name in TROUBLES
         for minute in (5, 20, 59)
     ]
+    unalarmed = [
+        {"eval_time": f"{minute}m", "alertname": "IdempotentConsumerPaused", "exp_alerts": []}
+        for minute in (205, 250)
+    ]
     tests = {
         "rule_files": ["rules.yml"],
         "evaluation_interval": "1m",
         "tests": [
             unit("a quiet hour", QUIET, silent),
             unit("two processes of a queue", QUEUE, silent),
+            unit("a pause of a morning", PAUSE, unalarmed),
             *fires,
         ],
     }

@@ -1,4 +1,4 @@
-"""What two processes of one consumer show together: the dashboard counts each waiting message once."""
+"""What two processes of one consumer show together: the dashboard counts a waiting message and a pause once."""
 
 import json
 import secrets
@@ -64,7 +64,7 @@ def expression(title: str) -> str:
     ],
 )
 @pytest.mark.slow
-def test_two_processes_count_each_waiting_message_once(
+def test_two_processes_count_a_waiting_message_and_a_pause_once(
     request, tmp_path, private_prometheus, fixture, waits, by_process
 ):
     with ExitStack() as stack:
@@ -87,3 +87,4 @@ def test_two_processes_count_each_waiting_message_once(
         assert shown == by_process
         waiting = expression("Waiting in the broker")
         assert prometheus.query(waiting) == [({"consumer": f"{subject}:billing"}, WAITING)]
+        assert prometheus.query(expression("Paused consumers")) == [({}, 1)]
