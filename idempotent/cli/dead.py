@@ -20,6 +20,7 @@ from idempotent.cli.modules import consumer_at, consumers_at, reference_of, regi
 from idempotent.cli.options import (
     BrokerOption,
     CheckersOption,
+    DryRunOption,
     ErrorOption,
     IdleOption,
     JsonOption,
@@ -225,7 +226,7 @@ def show(
         "idempotent dead drop shop.consumers:on_paid --letter 4711 --note 'paid by hand, OPS-812' "
         "--broker amqp://localhost --checker db=$URL",
         "idempotent dead drop shop.consumers:on_paid --error 3f9a01c2 --note 'test data' --broker $BROKER "
-        "--checker db=$URL --yes",
+        "--checker db=$URL --dry-run",
     ),
 )
 def drop_letters(
@@ -244,6 +245,7 @@ def drop_letters(
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", show_default=False, help="The most letters to drop.")
     ] = None,
+    dry_run: DryRunOption = False,
     idle: IdleOption = 3.0,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -265,6 +267,10 @@ def drop_letters(
         if not found:
             tell(_NO_LETTER, as_json=as_json, consumer=consumer.name, **asdict(Dropped()))
             raise typer.Exit(ExitCode.ATTENTION)
+        if dry_run:
+            text = f"{count(len(found), 'letter')} of {plain(consumer.name)} would be dropped. Nothing was changed."
+            tell(text, as_json=as_json, consumer=consumer.name, **asdict(Dropped(len(found))))
+            return
         confirm(f"Drop {count(len(found), 'letter')} of {consumer.name}? Their messages never run.", yes=yes)
         with progress("dropping", quiet=as_json) as said:
             # What died or changed since then was not agreed to.

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from idempotent.cli.exits import ExitCode, epilog
-from idempotent.cli.options import JsonOption, TableOption, UrlOption, YesOption
+from idempotent.cli.options import DryRunOption, JsonOption, TableOption, UrlOption, YesOption
 from idempotent.cli.stores import offsets_at
 from idempotent.cli.terminal.output import confirm, note, plain, show_rows, tell
 from idempotent.keys import KeySpace
@@ -63,9 +63,7 @@ def set_offset(
             help="Of which topic, if one with this name was deleted and created again.",
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
-    ] = False,
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:

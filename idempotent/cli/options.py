@@ -62,6 +62,9 @@ PrefixOption: TypeAlias = Annotated[
 JsonOption: TypeAlias = Annotated[
     bool, typer.Option("--json", help="For machines: JSON, one object a line, without progress.")
 ]
+DryRunOption: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")
+]
 YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 CheckersOption: TypeAlias = Annotated[
     list[str] | None,

@@ -12,6 +12,7 @@ from idempotent.cli.exits import ExitCode
 from idempotent.cli.options import (
     BrokerOption,
     CheckersOption,
+    DryRunOption,
     ErrorOption,
     IdleOption,
     JsonOption,
@@ -58,9 +59,7 @@ def redrive(
         float,
         typer.Option(min=1, metavar="SECONDS", help="How long the canary waits for them, backoff included."),
     ] = 60.0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be returned, and change nothing.")
-    ] = False,
+    dry_run: DryRunOption = False,
     idle: IdleOption = 3.0,
     include_unknown: Annotated[
         bool,

@@ -175,6 +175,19 @@ def test_a_dropped_letter_is_gone_its_key_is_done_and_the_log_says_why(run, shop
     assert run("dead", "drop", "--letter", "3", "--note", "again", "--yes").code == 1
 
 
+def test_a_drop_is_rehearsed_and_then_done(run, shop):
+    (group,) = (row["error"] for row in run("dead", "list", "--json").lines if row["letters"] == 2)
+    words = ("dead", "drop", "--error", group, "--note", "test data")
+    rehearsed = run(*words, "--dry-run")
+    assert rehearsed.code == 0
+    assert "2 letters of orders:billing would be dropped. Nothing was changed." in rehearsed.out
+    assert run(*words, "--dry-run", "--limit", "1", "--json").line["dropped"] == 1
+    assert (left(shop), status("1"), status("2")) == (["1", "2", "3", "None"], KeyStatus.DEAD, KeyStatus.DEAD)
+    assert "2 letters of orders:billing dropped" in run(*words, "--yes").out
+    assert (left(shop), status("1"), status("2")) == (["3", "None"], KeyStatus.DONE, KeyStatus.DONE)
+    assert run(*words, "--dry-run").code == 1, "there is none"
+
+
 def test_nothing_is_dropped_without_a_choice_a_note_and_a_yes(run, shop):
     assert run("dead", "drop", "--note", "all").code == 2
     assert run("dead", "drop", "--letter", "1", "--note", " ").code == 2
