@@ -49,7 +49,7 @@ def key_hash(consumer: str, parts: Sequence[Any]) -> bytes:
 
     Raises:
         MissingKeyError: a part is None.
-        ConfigurationError: a part is of another type.
+        ConfigurationError: a part is of another type, or a text that stands for bytes which are none.
     """
     digest = _prefix(consumer).copy()
     for part in parts:
@@ -161,9 +161,21 @@ def _netstring(data: bytes) -> bytes:
     return b"%d:%b" % (len(data), data)
 
 
+def _bytes_of(text: str) -> bytes:
+    if "\ufffd" in text:
+        raise ConfigurationError(
+            "a key has U+FFFD, which stands for bytes that are no UTF-8, whatever they were: different keys would be "
+            "one. Cast the column to binary"
+        )
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError("a key has half a surrogate pair, which is no text: use its bytes") from None
+
+
 def _encoded(part: Any) -> bytes:
     if isinstance(part, str):
-        return part.encode()
+        return _bytes_of(part)
     if isinstance(part, (bytes, bytearray)):
         return bytes(part)
     if isinstance(part, bool):

@@ -117,6 +117,15 @@ def test_a_null_key_fails_the_job_and_says_which_column(spark, sqlite_store, in_
                 list(idempotent_partitions(run, key=key)([{"k": None}]))
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"), [("a\ufffd", "U\\+FFFD.*Cast the column to binary"), ("a\ud800", "surrogate")]
+)
+def test_a_text_that_stands_for_bytes_that_are_none_is_no_key(text, reason):
+    """Spark gives Python one text for many such columns' values, which are different keys in the JVM."""
+    with pytest.raises(ConfigurationError, match=reason):
+        key_hash("orders", [text])
+
+
 def test_a_key_that_rows_do_not_have_is_named(sqlite_store, in_this_process):
     batch = pa.RecordBatch.from_pylist([{"k": "a", "v": 1}])
     with IdempotentRun.begin(sqlite_store, consumer="orders", run_id="r1") as run:
