@@ -25,7 +25,7 @@ _SESSIONS: Final = Sessions(sessionmaker())
 
 
 class EffectTransaction(HandlerTransaction):
-    """A handler's transaction with claims of its keys. Its block commits by `commit_claims`, or not at all."""
+    """A handler's transaction with claims of its keys. Its block commits by `commit`, or not at all."""
 
     def __init__(self, own: DetachedConnections, dialect: SqlDialect, claims: ClaimTable) -> None:
         """Begin it."""
@@ -65,10 +65,8 @@ class EffectTransaction(HandlerTransaction):
                     raise as_store_error(error, engine, claims.name) from error
         raise AssertionError("unreachable")
 
-    def commit_claims(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
-        """Commit an attempt's claims of these keys, and what the handler wrote.
-
-        Whether a COMMIT without an answer has succeeded is not asked: Spark's retry finds the claims, or not.
+    def demand_claims(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
+        """Check that an attempt's claims of these keys are still in this transaction.
 
         Raises as `demand_open`: the database has undone the transaction, or the handler ended it.
         """
@@ -83,7 +81,6 @@ class EffectTransaction(HandlerTransaction):
             raise TransactionEscapedError(
                 "the handler ignored an error that ended its transaction: let it pass"
             )
-        self.commit()
 
     def __enter__(self) -> Self:
         """The transaction itself."""

@@ -243,10 +243,7 @@ class RunLedger:
         self._change(ref, change, done=frozenset({RunState.ABORTED}))
 
     def abort_lapsed(self, token: int) -> bool:
-        """OPEN -> ABORTED iff its lease has ended by the store's clock: for other runs. Whether it did so.
-
-        It did not if a transaction of its handlers has not ended, whose process is paused perhaps.
-        """
+        """OPEN -> ABORTED iff its lease has ended by the store's clock, and no transaction of its handlers is open."""
         change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED, only_lapsed=True)
         try:
             return self.store.change_run(token, change)
@@ -311,9 +308,7 @@ class RunLedger:
         frame: int = 0,
         fingerprints: Sequence[bytes | None] | None = None,
     ) -> set[bytes]:
-        """Take keys over whose claims can never count.
-
-        They are of an ABORTED run, of an attempt that was not the PREPARED one, or of this run's earlier attempts.
+        """Take keys over whose claims can never count: of an ABORTED run, or of an attempt that was not PREPARED.
 
         Each key changes by a compare-and-set on its owner's token and mark, and only while `ref` is OPEN and its
         attempt the newest. May be repeated.
@@ -345,16 +340,12 @@ class RunLedger:
         Args:
             ref: the run; the store inserts and takes over only while it is OPEN and its epoch is the newest.
             attempt: 16 bytes, different for each attempt of each task.
-            hashes: of the keys, all different.
+            hashes: of the keys, all different. The answers are aligned.
             lease_s: seconds until other attempts may take the keys over, unless `renew_claims` is called.
 
-        Returns:
-            An answer for each hash, aligned.
-
         Raises:
-            RunFencedError: the run was aborted, or another driver has taken it over.
+            RunFencedError, StoreReplacedError: as `renew`.
             RunInputChangedError: the run is PREPARED or COMMITTED, and a key was never claimed.
-            StoreReplacedError: the store does not know the run.
             ConfigurationError: mode dedup has claimed a key of this consumer.
         """
         lease_us = checked_lease_us(lease_s)
@@ -409,8 +400,7 @@ class RunLedger:
         The retention of a run is the longest of the drivers that began it, whatever that of this ledger is.
 
         - Claims of ABORTED runs; those that are DONE only after the retention, because their effect has happened.
-        - Claims of COMMITTED runs, a retention after the commit.
-        - Runs without claims, a retention after their end.
+        - Claims of COMMITTED runs, a retention after the commit; runs without claims, a retention after their end.
         - OPEN runs that began a retention ago and whose lease has ended are aborted: they can no longer be prepared.
 
         Claims of OPEN and PREPARED runs stay. In Redis keys expire, and this does nothing.

@@ -114,8 +114,10 @@ class SqlRunStore(RunStore):
     def renew_pending(self, attempt: bytes, hashes: Sequence[bytes], lease_us: int) -> set[bytes]:
         return self._run(lambda db, on: on.claims.renew(db, attempt, hashes, lease_us))
 
-    def give_up(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
-        self._run(lambda db, on: on.claims.give_up(db, attempt, hashes))
+    def give_up(
+        self, attempt: bytes, hashes: Sequence[bytes], state: ClaimState = ClaimState.PENDING
+    ) -> None:
+        self._run(lambda db, on: on.claims.give_up(db, attempt, hashes, state))
 
     def transaction(self, claim: Callable[[RunStore], T]) -> tuple[T, EffectTransaction]:
         """Begin a transaction, and claim in it: `claim` gets this store within it, and may be called again."""

@@ -157,11 +157,13 @@ class ClaimTable:
             return set(hashes)
         return self._of_attempt(connection, attempt, hashes, ClaimState.PENDING)
 
-    def give_up(self, connection: DriverConnection, attempt: bytes, hashes: Sequence[bytes]) -> None:
-        """Delete pending claims of the attempt."""
+    def give_up(
+        self, connection: DriverConnection, attempt: bytes, hashes: Sequence[bytes], state: ClaimState
+    ) -> None:
+        """Delete claims of the attempt in this state."""
         statement = self._text(
             f"DELETE FROM {self.name} WHERE key_hash IN {listed(len(hashes))}"
-            f" AND attempt = ? AND state = {ClaimState.PENDING:d}"
+            f" AND attempt = ? AND state = {state:d}"
         )
         execute(connection, statement, (*hashes, attempt))
 

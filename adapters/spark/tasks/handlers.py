@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import pyarrow as pa
 
-from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, Held, Hold
+from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, ClaimState, Held, Hold
 from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.refusals import command, require_alive
 from idempotent.adapters.spark.ledger.run_claims import RowVerdict
@@ -170,8 +170,17 @@ class TransactionalHandlers(Handlers):
         with transaction:
             mine = [each for each, held in holds.items() if held.hold is Hold.MINE]
             if mine:
-                self._handler([rows[each] for each in mine], transaction.connection)
-                transaction.commit_claims(attempt, mine)
+                try:
+                    self._handler([rows[each] for each in mine], transaction.connection)
+                    transaction.demand_claims(attempt, mine)
+                except BaseException:
+                    transaction.close(reuse=False)
+                    # A handler may have committed them in a way that is not seen: a retry would find its keys done.
+                    with suppress(StoreError):
+                        store.give_up(attempt, mine, ClaimState.DONE)
+                    raise
+                # Whether a COMMIT without an answer has succeeded is not asked: Spark's retry finds the claims, or not.
+                transaction.commit()
         return holds, dict.fromkeys(mine)
 
 

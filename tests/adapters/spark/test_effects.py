@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 import sqlalchemy as sa
@@ -292,6 +292,30 @@ def test_a_handler_that_ends_the_transaction_is_refused(database, written, begin
         in_transactions(run, handle)(FEW)
     assert written.times == {}
     assert sum(claims_of(run.ledger, run.handle.ref).values()) == 0
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["and fails", "and goes on"])
+@pytest.mark.parametrize("hidden", ["by a cursor", "by the driver"])
+def test_a_commit_that_is_not_seen_loses_no_effect(database, written, begin, hidden, fails):
+    """It breaks the promise: effects may be there twice. But a retry must not take the keys for done."""
+    run, calls = begin(database, wait_s=20), []
+
+    def handle(rows, connection):
+        calls.append(rows)
+        half = rows[: len(rows) // 2]
+        written.write(half, connection)
+        if len(calls) == 1:
+            raw = connection.connection
+            raw.cursor().execute("COMMIT") if hidden == "by a cursor" else raw.driver_connection.commit()
+            if fails:
+                raise ValueError("not yet")
+        written.write(rows[len(half) :], connection)
+
+    for _ in range(3):  # as Spark tries a task again
+        with suppress(ValueError, TransactionEscapedError):
+            in_transactions(run, handle)(FEW)
+            break
+    assert set(written.times) == set(keys(FEW))
 
 
 def test_what_follows_an_ignored_error_that_ended_the_transaction_is_not_committed(sqlite_store, begin):

@@ -92,7 +92,8 @@ def test_round_trips_of_1000_effects_in_a_transaction(place, sent):
             lambda within: RunLedger(within).acquire(ref, ATTEMPT, hashes, LEASE_S)
         )
         with transaction:
-            transaction.commit_claims(ATTEMPT, hashes)
+            transaction.demand_claims(ATTEMPT, hashes)
+            transaction.commit()
 
     # Beside BEGIN and COMMIT: the claims are inserted as done.
     assert count(sent, effect)[0] == 1
