@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from idempotent.adapters.spark.keys import names_of
+from idempotent.adapters.spark.keys import names_of, quoted
 from idempotent.adapters.spark.staging import Staged
 from idempotent.adapters.spark.tables import Inserts, in_utc
 from idempotent.adapters.spark.tasks.handle import RunHandle
@@ -21,10 +21,13 @@ from idempotent.errors import ConfigurationError
 _AS_SPARK_READS: Final = re.compile(r"(file|hdfs|viewfs):(//[^/]*)?")
 
 _TRIES: Final = 10
+_ANSWER_S: Final = 60.0
+# In Iceberg's errors when another writer has committed between a look at the table and the commit, or the scan.
+_CHANGED_MEANWHILE: Final = ("ValidationException", "scan consistency")
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(slots=True)
@@ -42,6 +45,8 @@ class Publication:
         output_ref: where the output is; set it, and the ledger stores it at the commit.
         batch_id: in `foreach_batch` Spark's number of the micro-batch, which grows. None elsewhere: runs have no order.
         handle: of the run.
+        renew: renews the run's lease, before each of the methods below publishes: a driver that stood still meanwhile
+            gets a RunFencedError if another one has taken the run over, or somebody has aborted it.
     """
 
     run_id: str
@@ -51,6 +56,7 @@ class Publication:
     output_ref: str | None = None
     batch_id: int | None = None
     handle: RunHandle | None = field(default=None, repr=False)
+    renew: Callable[[], object] = field(default=lambda: None, repr=False)
     _frames: dict[str, DataFrame] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -75,6 +81,7 @@ class Publication:
             ConfigurationError: pyarrow knows no file system for the folder or for a staged file.
         """
         target, base = _file_system(_uri(folder))
+        self.renew()
         target.create_dir(base, recursive=True)
         copies = [
             f"{base}/{self.attempt}-{number:05}{PurePosixPath(file).suffix}"
@@ -107,7 +114,9 @@ class Publication:
         if handle is None or (url is None and handle.store.is_redis):
             raise ConfigurationError("the ledger is in no SQL database: give jdbc(url=), where the table is")
         into = Inserts(url or handle.store.url, table, (*rows.columns,), (*names_of(key),), handle.chunk)
-        rows.foreachPartition(into.checked())
+        into = replace(into.checked(), answer_s=max(handle.lease_s, _ANSWER_S))
+        self.renew()
+        rows.foreachPartition(into)
 
     def delta(self, df: DataFrame, table: str) -> None:
         """Append the rows to a table of Delta Lake, in one commit, unless a commit of this run is there.
@@ -120,11 +129,21 @@ class Publication:
             table: its name, or, with a slash in it, its path. Delta makes it if it is not there.
 
         Raises:
-            ConfigurationError: another frame was published to this table. Else what Spark raises.
+            ConfigurationError: another frame was published to this table, or it has a commit of another run with these
+                names. Else what Spark raises.
         """
-        app, version = self._transaction(df, table)
-        writer = df.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version)
-        (writer.save if "/" in table else writer.saveAsTable)(table)
+        app, version, mark = self._transaction(df, table)
+        spark, is_path = df.sparkSession, "/" in table
+        if not is_path and not spark.catalog.tableExists(table):
+            # The commit that makes a table by its name bears no userMetadata.
+            spark.createDataFrame([], df.schema).write.format("delta").mode("ignore").saveAsTable(table)
+        options = {"txnAppId": app, "txnVersion": str(version), "userMetadata": mark}
+        writer = df.write.format("delta").mode("append").options(**options)
+        (writer.save if is_path else writer.saveAsTable)(table)
+        place = f"delta.{quoted(table)}" if is_path else table
+        history = (spark.sql(f"DESCRIBE HISTORY {place}{some}") for some in (" LIMIT 100", ""))
+        found = any(not commits.where(commits["userMetadata"] == mark).isEmpty() for commits in history)
+        self._is_this(mark, [mark if found else None], table)
 
     def iceberg(self, df: DataFrame, table: str) -> None:
         """Append the rows to a table of Apache Iceberg, in one snapshot, unless one of this run is in its history.
@@ -134,52 +153,87 @@ class Publication:
 
         Args:
             df: as for `delta`.
-            table: its name, with that of the catalog. It is there already.
+            table: its name, with that of the catalog, and no branch. It is there already.
 
         Raises: as `delta`.
         """
         from pyspark.sql import functions as F
 
-        app, version = self._transaction(df, table)
-        spark, summary = df.sparkSession, F.col("summary")
-        is_ours = (summary["idempotent-run"] == app) & (summary["idempotent-version"].cast("long") >= version)
+        app, version, mark = self._transaction(df, table)
+        spark = df.sparkSession
+        if any(spark.conf.get(name, None) for name in ("spark.wap.branch", "spark.wap.id")):
+            raise ConfigurationError(
+                "the session writes to a branch or to a snapshot that is published later (spark.wap.branch or "
+                "spark.wap.id), in which the run would not be found again: unset it"
+            )
         options = {
             "isolation-level": "serializable",
             "snapshot-property.idempotent-run": app,
             "snapshot-property.idempotent-version": str(version),
+            "snapshot-property.idempotent-mark": mark,
         }
         for tries_left in reversed(range(_TRIES)):
-            spark.catalog.refreshTable(table)
-            for row in spark.table(f"{table}.refs").where("name = 'main'").select("snapshot_id").collect():
-                options["validate-from-snapshot-id"] = str(row[0])
-            # A snapshot that the table was rolled back from is kept, and its rows are not in the table.
-            found = spark.table(f"{table}.snapshots").select("snapshot_id", "parent_id", is_ours).collect()
-            snapshots = {str(snapshot): (str(parent), ours) for snapshot, parent, ours in found}
-            at, ours = options.get("validate-from-snapshot-id"), False
-            while at in snapshots and not ours:
-                at, ours = snapshots[at]
-            if ours:
-                return
             try:
+                head, marks = _run_in(spark, table, app, version)
+                if self._is_this(mark, marks, table):
+                    return
                 # Overwrites no row, and is validated, as an append would not be.
-                df.writeTo(table).options(**options).overwrite(F.expr("false"))
+                validated = options if head is None else {**options, "validate-from-snapshot-id": head}
+                df.writeTo(table).options(**validated).overwrite(F.expr("false"))
             except Exception as error:
-                if not tries_left or "ValidationException" not in str(error):
+                if not tries_left or not any(each in str(error) for each in _CHANGED_MEANWHILE):
                     raise
             else:
                 return
 
-    def _transaction(self, df: DataFrame, table: str) -> tuple[str, int]:
-        """What names the commit in the table, and a number that grows with it."""
+    def _transaction(self, df: DataFrame, table: str) -> tuple[str, int, str]:
+        """What names the commit in the table, a number that grows with it, and what only this run's commit bears."""
         if self.handle is None or self._frames.setdefault(table, df) is not df:
             raise ConfigurationError(
                 f"run {self.run_id!r} publishes two frames to {table}, and the second would be taken for a repetition "
                 "of the first: publish their union"
             )
-        consumer = quote(self.handle.ref.consumer, safe="")
+        self.renew()
+        ref = self.handle.ref
+        consumer, mark = quote(ref.consumer, safe=""), f"idempotent-run {ref.token}"
         if self.batch_id is not None:
-            return consumer, self.batch_id * 1000 + self.generation
-        return f"{consumer}/{quote(self.run_id, safe='')}", self.generation
+            return consumer, self.batch_id * 1000 + self.generation, mark
+        return f"{consumer}/{quote(self.run_id, safe='')}", self.generation, mark
+
+    def _is_this(self, mark: str, marks: Sequence[str | None], table: str) -> bool:
+        """Whether the table has a commit with the names of this run, which must be this run's."""
+        if marks and mark not in marks:
+            raise ConfigurationError(
+                f"{table} has a commit of another run {self.run_id!r} of this consumer, for which these rows would be "
+                "taken: of another ledger, or of this one, which has forgotten it. If the table has the rows, abort "
+                "this run; else begin it under a run_id, or a consumer, that the table does not know"
+            )
+        return bool(marks)
+
+
+def _run_in(spark: SparkSession, table: str, app: str, version: int) -> tuple[str | None, list[str | None]]:
+    """The newest snapshot of an Iceberg table, and the marks of those of a run that led to it."""
+    from pyspark.sql import functions as F
+
+    spark.catalog.refreshTable(table)
+    main = spark.table(f"{table}.refs").where("name = 'main'").select("snapshot_id").collect()
+    summary = F.col("summary")
+    is_run = (summary["idempotent-run"] == app) & (summary["idempotent-version"].cast("long") >= version)
+    found = spark.table(f"{table}.snapshots").select(
+        "snapshot_id",
+        "parent_id",
+        is_run,
+        summary["idempotent-mark"],
+    )
+    snapshots = {number: rest for number, *rest in found.collect()}
+    head = at = main[0][0] if main else None
+    marks = []
+    # A snapshot that the table was rolled back from is kept, and its rows are not in the table.
+    while at in snapshots:
+        at, is_ours, mark = snapshots[at]
+        if is_ours:
+            marks.append(mark)
+    return None if head is None else str(head), marks
 
 
 def _put(file: str, target: FileSystem, copy: str) -> None:

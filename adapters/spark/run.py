@@ -327,7 +327,13 @@ class IdempotentRun:
         self.state = RunState.PREPARED
         staged = self._output.staged
         publication = Publication(
-            ref.run_id, ref.generation, self._attempt, staged, self.output_ref, handle=self._handle
+            ref.run_id,
+            ref.generation,
+            self._attempt,
+            staged,
+            self.output_ref,
+            handle=self._handle,
+            renew=partial(self._ledger.renew, ref, self._handle.lease_s),
         )
         try:
             yield publication

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +31,7 @@ _IN_UTC: Final = "timestampadd(MICROSECOND, unix_micros({0}), TIMESTAMP_NTZ'1970
 class Inserts:
     """For `foreachPartition`: inserts rows whose keys the table does not have, `chunk` in a transaction. Picklable.
 
-    An empty key stands for the primary key, until `checked`.
+    An empty key stands for the primary key, until `checked`. An answer of the database takes `answer_s` at most.
     """
 
     url: str = field(repr=False)
@@ -39,6 +39,7 @@ class Inserts:
     columns: tuple[str, ...]
     key: tuple[str, ...]
     chunk: int
+    answer_s: float | None = None
 
     def checked(self) -> Inserts:
         """The same with its key, once the table is known to fit: a task would say it later, and four times."""
@@ -66,14 +67,14 @@ class Inserts:
                 f"{', '.join(key) or 'nothing'} is no unique key of {self.table} that is NOT NULL and that the rows "
                 "have, and rows that are inserted again would be there twice: name another by key="
             )
-        return Inserts(self.url, self.table, self.columns, key, self.chunk)
+        return replace(self, key=key)
 
     def __call__(self, rows: Iterable[Sequence[Any]]) -> None:
         """Insert the rows of one partition, on an executor."""
         source = iter(rows)
         with _connections(self.url, self.table) as connections:
             while part := [tuple(row) for row in islice(source, self.chunk)]:
-                connections.run_atomically(self._insert, connections.dialect, part)
+                connections.run_atomically(self._insert, connections.dialect, part, answer_s=self.answer_s)
 
     def _insert(self, driver: DriverConnection, dialect: SqlDialect, rows: list[tuple[Any, ...]]) -> None:
         columns, key = (self._names(dialect, names) for names in (self.columns, self.key))

@@ -468,17 +468,18 @@ class RunLedger:
             raise unknown_run(ref, self.where)
         if row.ref.epoch != ref.epoch and row.state is not RunState.ABORTED:
             raise fenced(ref, row.standing)
-        if row.state in done:
+        if change.max_age_us is not None and row.now_us - row.began_at_us > change.max_age_us:
+            lost = lost or f"the run began too long ago for a retention of {self.store.retention.seconds:g} s"
+        # A run that is PREPARED already must not be published either, if it cannot be committed afterwards.
+        if row.state in done and (lost is None or row.state is RunState.COMMITTED):
             return
-        if row.state not in change.within:
+        if row.state not in change.within | done:
             raise wrong_state(ref, row.state)
+        if lost is not None:
+            raise expired(ref, row.state, lost)
         if change.owned is not None and (owned := self.store.count_owned(ref)) != change.owned:
             raise unpublished(ref, keys=owned + elsewhere, rows=change.owned + elsewhere)
-        age_us = row.now_us - row.began_at_us
-        if lost is None and (change.max_age_us is None or age_us <= change.max_age_us):
-            raise StoreBusyError(f"another driver changed {ref} at the same time. Try again")
-        too_old = f"the run began too long ago for a retention of {self.store.retention.seconds:g} s"
-        raise expired(ref, row.state, lost or too_old)
+        raise StoreBusyError(f"another driver changed {ref} at the same time. Try again")
 
     def _acquire_part(
         self, holder: Holder, hashes: Sequence[bytes], answers: dict[bytes, Held]

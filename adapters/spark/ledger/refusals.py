@@ -154,7 +154,12 @@ def unpublished(ref: RunRef, *, keys: int, rows: int) -> UnpublishedClaimsError:
 
 def expired(ref: RunRef, state: RunState, reason: str) -> ClaimsExpiredError:
     """The error for a run of which the store may have forgotten claims."""
-    way_out = "abort it and begin it again" if state is RunState.OPEN else "see commit(accept_loss=True)"
+    way_out = "abort it and begin it again"
+    if state is RunState.PREPARED:
+        way_out = (
+            "if its output is published, call run.ledger.commit(run.handle.ref, accept_loss=True), which lets other "
+            f"runs publish those keys again; else type: {command('abort', ref, ' --unpublished')}"
+        )
     return ClaimsExpiredError(
         f"the store may have forgotten claims of {ref}: {reason}. It stays {state.name}; {way_out}"
     )

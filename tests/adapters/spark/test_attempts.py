@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
+import sqlalchemy as sa
 from pyspark import accumulators
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
@@ -187,6 +188,29 @@ def test_a_file_that_comes_after_the_list_was_made_is_not_published(spark, begin
     frame.write.mode("append").parquet(str(folder))
     assert publish(run, out)
     assert values(spark, out) == list(range(100))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sink", ["copies", "jdbc"])
+def test_a_driver_that_lost_its_run_while_it_stood_still_publishes_nothing(
+    begin, frame, staging, out, sqlite_store, sink
+):
+    first = begin("r1")
+    staged = first.stage(first.dedup(frame.where("v < 9"), key="k", unique=True), staging)
+    engine = sa.create_engine(sqlite_store.url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE rows (k VARCHAR(50) PRIMARY KEY, v INT)"))
+
+    def publish_late(publication):
+        begin("r1", takeover=True).abort(unpublished=True)
+        publication.copy_to(str(out)) if sink == "copies" else publication.jdbc(staged, "rows")
+
+    with pytest.raises(RunFencedError):
+        first.publish(publish_late)
+    assert not out.exists()
+    with engine.begin() as connection:
+        assert connection.execute(sa.text("SELECT COUNT(*) FROM rows")).scalar() == 0
+    engine.dispose()
 
 
 @pytest.mark.slow

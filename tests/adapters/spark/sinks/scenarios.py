@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from idempotent.adapters.spark import IdempotentRun, Publication, StoreConfig, foreach_batch
+from idempotent.migrations import upgrade
 from tests.adapters.spark.programs import report
 from tests.adapters.spark.support import sessions
 from tests.adapters.spark.support.frames import numbered
@@ -164,6 +165,16 @@ class Lake:
             run.abort(unpublished=True)
         return [self.publish("aborted"), self.rows("aborted").count()]
 
+    def two_ledgers_with_the_same_names(self) -> Any:
+        """Of two teams, or the second one in the place of the first: rows are not left out without a word."""
+        self.publish("ledgers", source=self.frame.where("v < 10"))
+        first, self.store = self.store, StoreConfig(f"sqlite:///{self.folder}/other.db")
+        upgrade(self.store.url)
+        try:
+            return self.publish("ledgers", source=self.frame.where("v >= 10"))
+        finally:
+            self.store = first
+
     def a_table_that_was_rolled_back(self) -> Any:
         """After the rows of a run were in it, and before the run is begun again: they are in it again."""
         self.publish("back", run_id="r0", source=self.frame.where("v < 10"))
@@ -213,6 +224,7 @@ def main() -> None:
         lake.two_frames_to_one_table,
         lake.an_abort_with_the_rows_taken_away,
         lake.a_stream,
+        lake.two_ledgers_with_the_same_names,
         *([lake.a_table_that_was_rolled_back] if lake.sink == "iceberg" else []),
     )
 
