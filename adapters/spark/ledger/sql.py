@@ -81,7 +81,14 @@ class SqlRunStore(RunStore):
 
     def change_run(self, token: int, change: RunChange) -> bool:
         if change.owned is None or change.epoch is None:
-            return self._run(lambda db, on: on.runs.change(db, token, change), briefly=change.takes_run)
+            if not change.takes_run:
+                return self._run(lambda db, on: on.runs.change(db, token, change))
+
+            def taken(db: DriverConnection, on: _Tables) -> bool:
+                on.runs.wait_briefly(db)
+                return on.runs.change(db, token, change)
+
+            return self._run(taken, atomically=True, briefly=True)
         owned, epoch = change.owned, change.epoch
 
         def counted(db: DriverConnection, on: _Tables) -> bool:
@@ -298,6 +305,11 @@ class RunTable:
         """Wait for the claims that are under way, and let no other begin before the end of this transaction."""
         query(connection, self._lock, (token,))
 
+    def wait_briefly(self, connection: DriverConnection) -> None:
+        """Let this transaction of PostgreSQL's wait a second for a lock, as the brief sessions of MySQL do."""
+        if self._dialect.name == "postgresql":
+            execute(connection, "SET LOCAL lock_timeout TO '1s'")
+
     def insert(
         self, connection: DriverConnection, ref: RunRef, fingerprint: bytes | None, lease_us: int
     ) -> None:
@@ -322,9 +334,8 @@ class RunTable:
         if change.to is RunState.PREPARED:
             sets.append("prepared_epoch = epoch")
         if (change.to is not None or change.resumes) and self._dialect.name == "postgresql":
-            # Not beside running claims, as a plain UPDATE would be (see `open_run`).
-            lock = "FOR UPDATE NOWAIT" if change.takes_run else "FOR UPDATE"
-            conditions.append(f"token = (SELECT token FROM {self.name} WHERE token = ? {lock})")
+            # Waits for running claims, as a plain UPDATE would not (see `open_run`).
+            conditions.append(f"token = (SELECT token FROM {self.name} WHERE token = ? FOR UPDATE)")
             wanted.append(token)
         if change.lease_us is not None:
             sets.append(f"lease_until = {now} + ?")
