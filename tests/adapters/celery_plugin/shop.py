@@ -101,6 +101,13 @@ def add_tasks(app: Celery) -> None:
             raise OSError
         return self.request.retries
 
+    @protected(app, "stubborn", bind=True, autoretry_for=(OSError,), default_retry_delay=4, max_retries=2)
+    def stubborn(self, order):
+        note(f"stubborn {order} {self.request.retries}")
+        if self.request.retries < self.max_retries:
+            raise OSError
+        return order
+
     @protected(app, "ignore")
     def ignore(order):
         note(f"ignore {order}")

@@ -148,6 +148,22 @@ def test_while_the_store_is_away_a_task_comes_again_without_using_up_retries(set
 
 
 @pytest.mark.slow
+@row(
+    "retried, and delivered again by the broker",
+    "runs one copy at a time, each with its own retries, until one succeeds: more runs than `max_retries` says",
+)
+def test_each_copy_of_a_retry_counts_its_own_retries_until_one_has_succeeded(settings, order):
+    """Redis delivers a retry again whose countdown is longer than the `visibility_timeout`."""
+    settings = replace(settings, visibility_s=1)
+    with opened(settings) as app, worker(settings, "threads"):
+        result = send(app, "stubborn", order, task_id=order, link=app.tasks["tail"].s())
+        assert finished(result) == ("SUCCESS", order)
+        until(lambda: settings.count("tail", order) > 1, "the end of a copy")
+    assert settings.count("stubborn", f"{order} 1") > 1
+    assert settings.count("stubborn", f"{order} 2") == 1
+
+
+@pytest.mark.slow
 def test_a_delivery_that_cannot_be_sent_again_is_not_lost(settings, order):
     with opened(settings) as app, worker(settings, "threads", dies="unsent"):
         with held(app.checker, "charge", order):
