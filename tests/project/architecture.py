@@ -44,7 +44,7 @@ def _picture() -> Iterator[str]:
 
 
 def _arrows(floors: Sequence[Floor]) -> Iterator[str]:
-    """One for each pair of floors, with the number of files that import; from the top to the bottom."""
+    """With the number of files that import, from the top to the bottom; none where a longer way leads there too."""
     home = {part: floor.name for floor in floors for part in floor.parts}
     files = {
         (found.importer, home[part_of(found.importer)], home[part_of(found.target)])
@@ -53,10 +53,15 @@ def _arrows(floors: Sequence[Floor]) -> Iterator[str]:
     }
     counts = Counter((upper, lower) for _, upper, lower in files if upper != lower)
     names = [floor.name for floor in reversed(floors)]
+    below: dict[str, set[str]] = {}  # all that a floor reaches
+    for name in reversed(names):
+        nearest = {lower for upper, lower in counts if upper == name}
+        below[name] = nearest.union(*(below.get(each, ()) for each in nearest))
     for (upper, lower), count in sorted(
         counts.items(), key=lambda arrow: [names.index(name) for name in arrow[0]]
     ):
-        yield f"  {upper}_floor -->|{count}| {lower}_floor"
+        if not any((upper, between) in counts and lower in below[between] for between in names):
+            yield f"  {upper}_floor -->|{count}| {lower}_floor"
 
 
 def _shown(part: str) -> str:
