@@ -189,6 +189,8 @@ def opened(settings: Settings) -> Iterator[Celery]:
         yield app
         app.checker.close()
         app.backend.result_consumer.stop()
+        # A result that is deleted later would connect again to unsubscribe.
+        app.backend.result_consumer.subscribed_to.clear()
         app.backend.client.connection_pool.disconnect()
 
 
