@@ -227,7 +227,7 @@ def _look(
 
 
 def _runs(url: str, table: str | None, prefix: str | None) -> Iterator[Finding]:
-    """Spark's runs that no driver has, those first that wait for longest; others wait for the keys of PREPARED ones."""
+    """Spark's runs whose lease has ended, the oldest first; other runs wait for the keys of PREPARED ones."""
     options = runs.options_of(url, table, prefix)
     with open_ledger(ledger_of(url, table, prefix)) as ledger:
         unfinished = [*ledger.store.listed({RunState.OPEN, RunState.PREPARED})]
@@ -252,12 +252,14 @@ def _runs(url: str, table: str | None, prefix: str | None) -> Iterator[Finding]:
             all_ = f"idempotent runs list --state {state.name.lower()} {options}"
             yield Finding(
                 Level.WARNING,
-                f"{len(found)} of Spark's runs {'has' if len(found) == 1 else 'have'} had no driver for up to "
-                f"{in_words(-found[0].lease_rest_s)} ({what}): {names}{more}",
+                f"{len(found)} of Spark's runs: nobody has renewed the lease for up to "
+                f"{in_words(-found[0].lease_rest_s)}, so the driver is gone or stands still ({what}): {names}{more}",
                 f"{otherwise}. What else helps: {one if len(found) == 1 else all_}",
             )
     if unfinished and not waiting:
-        yield Finding(Level.OK, f"no run of Spark waits for a driver; at work: {len(unfinished)}")
+        yield Finding(
+            Level.OK, f"no run of Spark has a lease that has ended; with a living one: {len(unfinished)}"
+        )
 
 
 def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:

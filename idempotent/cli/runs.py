@@ -16,6 +16,7 @@ import typer
 
 from idempotent.adapters.spark.ledger import RunLedger, RunRow, RunState, open_ledger
 from idempotent.adapters.spark.ledger.aborting import abort_as_seen, existing
+from idempotent.adapters.spark.ledger.refusals import command
 from idempotent.admin import StoreStats
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.urls import StoreKind, scheme_of
@@ -31,17 +32,32 @@ from idempotent.worker.store_watch import with_runs
 
 _SCREENFUL: Final = 100
 PUBLISH_AGAIN: Final = "begin it again with this run_id: it publishes what is staged, and evaluates nothing"
-_LIVES: Final = "let its driver end. If it is gone already, its lease ends by itself"
-# For each state, without a driver or with one: what it means, and what helps.
+_NOTHING_STAGED: Final = (
+    "begin it again with this run_id: it goes over its effects without repeating one, and commits. If it has new rows, "
+    "as idempotent_partitions makes them, they were not staged and cannot be published again. Then, or if it never "
+    "succeeds, and nothing of it is published: {abort} --unpublished {options}"
+)
+_LIVES: Final = "let its driver end. If it was killed, its lease ends by itself"
+# For each state, and whether its lease has ended: what it means, and what helps. A ledger sees renewals alone: the
+# driver of a living lease may have been killed since the last one, that of an ended one may be paused.
 _STATES: Final = {
-    (RunState.OPEN, False): ("a driver evaluates its input", _LIVES),
+    (RunState.OPEN, False): (
+        "its lease lives: a driver evaluates its input, or was killed less than lease_s ago",
+        _LIVES,
+    ),
     (RunState.OPEN, True): (
-        "its driver is gone; the next run that meets its keys aborts it",
+        "nobody has renewed its lease: its driver has ended or stands still; a run that meets its keys aborts it",
         "begin it again with this run_id. If it shall not run: {abort} {options}",
     ),
-    (RunState.PREPARED, False): ("a driver publishes its output", _LIVES),
+    (RunState.PREPARED, False): (
+        "its lease lives: a driver publishes its output, or was killed less than lease_s ago",
+        _LIVES,
+    ),
     (RunState.PREPARED, True): (
-        "its driver is gone, and it may have published; other runs wait for its keys",
+        (
+            "nobody has renewed its lease: its driver is gone or stands still, and may have published; other runs wait "
+            "for its keys"
+        ),
         f"{PUBLISH_AGAIN}. If that never succeeds, and nothing of it is published: {{abort}} --unpublished {{options}}",
     ),
     (RunState.COMMITTED, True): (
@@ -152,14 +168,13 @@ def show(
         emit(**values, manifest=manifest, helps=helps)
         return
     values["state"] = f"{row.state.name}: {means}"
+    # In the place of both that a machine gets.
+    names = {"lapsed": "lease"}
     values["lapsed"] = "" if row.state.is_final else row.holder
-    show_record(values)
+    del values["lease_until"]
+    show_record({names.get(name, name): value for name, value in values.items()})
     for each in manifest if isinstance(manifest, list) else [manifest]:
-        if isinstance(each, dict) and "path" in each:
-            files, rows = count(len(each.get("files", ())), "file"), count(each.get("rows", 0), "row")
-            show_record({"staged": f"{each['path']}: {files}, {rows}"})
-        else:
-            show_record({"staged": each})
+        show_record({"staged": _staged(each)})
     say(f"[bold]What helps:[/bold] {plain(helps)}")
 
 
@@ -275,7 +290,7 @@ def _json(row: RunRow) -> dict[str, Any]:
         "run_id": row.ref.run_id,
         "state": row.state.name.lower(),
         "lapsed": row.lapsed and not row.state.is_final,
-        "lease_until": moment(row.lease_until_us),
+        "lease_until": None if row.state.is_final else moment(row.lease_until_us),
         "driver": row.driver or None,
         "began_at": moment(row.began_at_us),
         "generation": row.ref.generation,
@@ -293,8 +308,18 @@ def _loaded(manifest: bytes | None) -> Any:
         return text
 
 
+def _staged(part: Any) -> Any:
+    """What is staged in one folder, for people: where its files are, wherever the driver was started."""
+    if not isinstance(part, dict) or "path" not in part:
+        return part
+    files = part.get("files", ())
+    folder = files[0].rpartition("/")[0] if files else part["path"]
+    return f"{folder}: {count(len(files), 'file')}, {count(part.get('rows', 0), 'row')}"
+
+
 def _told(row: RunRow, options: str) -> tuple[str, str]:
     """What the state of a run means, and what helps."""
     means, helps = _STATES[row.state, row.lapsed or row.state.is_final]
-    abort_it = f"idempotent runs abort {quote(row.ref.run_id)} --consumer {quote(row.ref.consumer)}"
-    return means, helps.replace("{abort}", abort_it).replace("{options}", options)
+    if row.state is RunState.PREPARED and row.lapsed and not _loaded(row.manifest):
+        helps = _NOTHING_STAGED
+    return means, helps.replace("{abort}", command("abort", row.ref)).replace("{options}", options)

@@ -81,9 +81,13 @@ def test_the_list_says_of_each_run_what_its_state_means_and_who_has_it(cli, plac
     assert [row.split()[0] for row in rows] == ["waits", "gone", "lives", "committed", "aborted"]
     assert all(this_driver() in row for row in rows)
     waits, gone, lives, committed, aborted = rows
-    assert re.search(r"PREPARED +ended \d+ s ago .* may have published; other runs wait for its keys", waits)
-    assert re.search(r"OPEN +ended \d+ s ago .* the next run that meets its keys aborts it", gone)
-    assert re.search(r"OPEN +ends in (5|4) min .* evaluates its input", lives)
+    assert re.search(
+        r"PREPARED +ended \d+ s ago .* nobody has renewed .* stands still, and may have published; other",
+        waits,
+    )
+    assert re.search(r"OPEN +ended \d+ s ago .* a run that meets its keys aborts it", gone)
+    # Of a driver that was killed a moment ago the ledger knows no more.
+    assert re.search(r"OPEN +ends in (5|4) min .* evaluates its input, or was killed less than", lives)
     assert "its keys are duplicates" in committed
     assert "its keys are free" in aborted
     counted = cli("runs", "list", "--claims", "--json", *at(place)).lines
@@ -149,24 +153,45 @@ def test_more_runs_than_a_page_has_are_each_listed_once(cli, place):
 
 
 def test_show_has_all_of_a_run_and_the_command_that_helps(cli, place, ledger):
-    manifest = json.dumps([{"folder": "staging", "path": "staging/1-1-1", "files": ["a", "b"], "rows": 2}])
+    files = ["file:/etl/staging/1-1-1/a.parquet", "file:/etl/staging/1-1-1/b.parquet"]
+    manifest = json.dumps([{"folder": "staging", "path": "staging/1-1-1", "files": files, "rows": 2}])
     begun(ledger, "it's", keys=2, rows=2, manifest=manifest.encode())
     words = ("runs", "show", "it's", "--consumer", "orders", *at(place))
     shown = cli(*words)
     assert shown.code == 0
     for part in (
-        "state: PREPARED: its driver is gone, and it may have published",
-        f"no driver has it: the lease of driver {this_driver()} ended 0 s ago",
+        "state: PREPARED: nobody has renewed its lease: its driver is gone or stands still, and may have published",
+        f"lease: nobody renews it: the lease of driver {this_driver()} ended 0 s ago",
         "claims: 2",
-        "staged: staging/1-1-1: 2 files, 2 rows",
+        "staged: file:/etl/staging/1-1-1: 2 files, 2 rows",
+        "it publishes what is staged",
     ):
         assert part in shown.out
+    assert "lapsed" not in shown.out
     line = cli(*words, "--json").line
     assert (line["manifest"], line["state"], line["lapsed"]) == (json.loads(manifest), "prepared", True)
     typed = re.search(r"idempotent (runs abort .*)", shown.out)
     assert typed is not None
     assert cli(*shlex.split(typed[1]), "--yes").code == 0
-    assert "state: ABORTED: it does not count" in cli(*words).out
+    shown = cli(*words)
+    assert "state: ABORTED: it does not count" in shown.out
+    assert "lease" not in shown.out
+    assert cli(*words, "--json").line["lease_until"] is None
+
+
+def test_show_says_what_a_living_lease_means_and_what_a_begin_of_a_run_of_effects_does(cli, sqlite_place):
+    ledger = sqlite_place.ledger()
+    begun(ledger, "lives", rows=0, lives=True)
+    begun(ledger, "effects", rows=0, manifest=b"[]")
+    lives, effects = (
+        cli("runs", "show", each, "--consumer", "orders", *at(sqlite_place)).out
+        for each in ("lives", "effects")
+    )
+    assert f"lease: driver {this_driver()} has it until 20" in lives
+    assert "its lease lives: a driver publishes its output, or was killed less than lease_s ago" in lives
+    assert "goes over its effects without repeating one, and commits" in effects
+    assert "it publishes what is staged" not in effects
+    assert "runs abort effects --consumer orders --unpublished --url" in effects
 
 
 def test_what_no_run_has_staged_is_shown_as_it_is(cli, sqlite_place):
@@ -196,7 +221,7 @@ def test_abort_ends_what_no_driver_has_and_nothing_else(cli, place, ledger):
     for words, run_id, error in (
         ((), "lives", rf"{this_driver()} has it until 20\d\d-.*takeover=True"),
         (("--unpublished", "--yes"), "publishes", "another driver has it"),
-        ((), "waits", r"may have published.*\n.*runs abort waits --consumer orders --unpublished"),
+        ((), "waits", r"may have published.* with --unpublished.*\n.*runs abort waits .* --unpublished"),
         (("--unpublished", "--yes"), "committed", "which is final"),
         (("--unpublished", "--yes"), "wait", "has no run 'wait' of consumer 'orders'"),
     ):
@@ -301,6 +326,7 @@ def test_a_driver_killed_while_it_publishes_is_found_understood_and_mended(cli, 
     until(found)
     (waits,) = found()
     assert waits["level"] == "warning"
+    assert "nobody has renewed the lease for up to" in waits["what"]
     assert "PREPARED" in waits["what"]
     assert "orders '2026-11-28'" in waits["what"]
     shown = cli(*typed(waits["hint"]))

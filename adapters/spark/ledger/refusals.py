@@ -20,7 +20,7 @@ _ADVICE: Final = {
     RunState.OPEN: ": prepare it first",
     RunState.PREPARED: (
         ": it may have published. Begin it again and publish, or, if you know that nothing of it is published and no "
-        "driver is publishing, call abort(unpublished=True)"
+        "driver is publishing, abort it with --unpublished, in Python abort(unpublished=True)"
     ),
     RunState.COMMITTED: ", which is final",
     RunState.ABORTED: ": its lease ended, or its driver aborted it. Begin it again, for the next generation",
@@ -124,7 +124,7 @@ def another_driver(row: RunRow) -> RunConflictError:
     """The error for a run that another driver has."""
     return RunConflictError(
         f"{row.ref} is {row.state.name}, and another driver has it: {row.holder}. Let that driver end, or begin the "
-        f"run with takeover=True, which fences it. Type: {command('show', row.ref)}"
+        f"run in its program with takeover=True, which fences it. Type: {command('show', row.ref)}"
     )
 
 
