@@ -1,4 +1,4 @@
-"""`idempotent runs`: look at Spark's runs, and abort those that no driver will go on with."""
+"""`idempotent runs`: look at Spark's runs, and end those that no driver will go on with, or its lease."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from enum import Enum
 from itertools import islice
 from shlex import quote
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import typer
 
 from idempotent.adapters.spark.ledger import RunLedger, RunRow, RunState, open_ledger
-from idempotent.adapters.spark.ledger.aborting import abort_as_seen, existing
+from idempotent.adapters.spark.ledger.aborting import abort_as_seen, end_lease_as_seen, existing
 from idempotent.adapters.spark.ledger.refusals import command
 from idempotent.admin import StoreStats
 from idempotent.checkers.base import AbstractIdempotentChecker
@@ -37,7 +38,7 @@ _NOTHING_STAGED: Final = (
     "as idempotent_partitions makes them, they were not staged and cannot be published again. Then, or if it never "
     "succeeds, and nothing of it is published: {abort} --unpublished {options}"
 )
-_LIVES: Final = "let its driver end. If it was killed, its lease ends by itself"
+_LIVES: Final = "let its driver end. If you have seen that its process has ended: {end_lease} {options}"
 # For each state, and whether its lease has ended: what it means, and what helps. A ledger sees renewals alone: the
 # driver of a living lease may have been killed since the last one, that of an ended one may be paused.
 _STATES: Final = {
@@ -91,7 +92,7 @@ _RunId: TypeAlias = Annotated[
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look at the runs of Spark, and abort those that no driver will go on with.",
+    help="Look at the runs of Spark, and end those that no driver will go on with, or its lease.",
 )
 
 
@@ -221,6 +222,46 @@ def abort(
     tell(text, as_json=as_json, consumer=consumer, run_id=run_id, was=was, changed=done)
 
 
+@app.command(
+    "end-lease",
+    epilog=epilog("idempotent runs end-lease 2026-11-28 --consumer orders --url sqlite:///runs.db"),
+)
+def end_lease(
+    run_id: _RunId,
+    consumer: _Consumer,
+    url: UrlOption,
+    yes: YesOption = False,
+    table: TableOption = None,
+    prefix: PrefixOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End the lease of a driver that was killed: the next begin, or `runs abort`, need not wait for the rest of it.
+
+    Look first that its process has ended. A driver that lives renews its lease within a third of lease_s and goes on,
+    unless another has begun the run before, or, if it is OPEN, another run has met its keys and aborted it.
+
+    Exit code 1: there is no such run, it has ended, or its driver has renewed the lease meanwhile.
+    """
+    with _ledger_at(url, table, prefix) as (ledger, options):
+        row = existing(ledger, consumer, run_id)
+        if not (row.state.is_final or row.lapsed):
+            driver = row.driver or "of its driver"
+            confirm(
+                f"Has the process {driver} ended? A living driver renews its lease and goes on. End the lease of "
+                f"{row.ref}?",
+                yes=yes,
+            )
+        done = end_lease_as_seen(ledger, row)
+    _, helps = _told(replace(row, lease_until_us=row.now_us - 1), options)
+    text = f"[green]Done:[/green] the lease of {plain(str(row.ref))} has ended."
+    if not done:
+        text = f"Nothing to do: {plain(row.holder)}."
+    state = row.state.name.lower()
+    tell(text, as_json=as_json, consumer=consumer, run_id=run_id, state=state, changed=done, helps=helps)
+    if not as_json:
+        say(f"[bold]What helps:[/bold] {plain(helps)}")
+
+
 @app.command(epilog=epilog("idempotent runs gc --url mysql+pymysql://user:password@host/db"))
 def gc(
     url: UrlOption, table: TableOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
@@ -322,4 +363,6 @@ def _told(row: RunRow, options: str) -> tuple[str, str]:
     means, helps = _STATES[row.state, row.lapsed or row.state.is_final]
     if row.state is RunState.PREPARED and row.lapsed and not _loaded(row.manifest):
         helps = _NOTHING_STAGED
-    return means, helps.replace("{abort}", command("abort", row.ref)).replace("{options}", options)
+    for word, what in (("{abort}", "abort"), ("{end_lease}", "end-lease")):
+        helps = helps.replace(word, command(what, row.ref))
+    return means, helps.replace("{options}", options)

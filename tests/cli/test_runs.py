@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, text
 
 from idempotent.adapters.spark import abort_run
 from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunState
-from idempotent.adapters.spark.ledger.aborting import abort_as_seen, existing
+from idempotent.adapters.spark.ledger.aborting import abort_as_seen, end_lease_as_seen, existing
 from idempotent.adapters.spark.ledger.runs import this_driver
 from idempotent.errors import RunConflictError, RunFencedError, StoreBusyError, UnknownRunError
 from tests.adapters.spark.ledger.ledgers import SHARED, open_place
@@ -219,8 +219,10 @@ def test_abort_ends_what_no_driver_has_and_nothing_else(cli, place, ledger):
 
     before = states()
     for words, run_id, error in (
-        ((), "lives", rf"{this_driver()} has it until 20\d\d-.*takeover=True"),
+        ((), "lives", rf"{this_driver()} has it until 20\d\d-.*\n.*runs end-lease lives --consumer orders"),
         (("--unpublished", "--yes"), "publishes", "another driver has it"),
+        # Not that --unpublished is missing: with it the lease would be in the way.
+        ((), "publishes", r"another driver has it.*\n.*runs end-lease publishes --consumer orders"),
         ((), "waits", r"may have published.* with --unpublished.*\n.*runs abort waits .* --unpublished"),
         (("--unpublished", "--yes"), "committed", "which is final"),
         (("--unpublished", "--yes"), "wait", "has no run 'wait' of consumer 'orders'"),
@@ -252,6 +254,59 @@ def test_a_run_that_a_driver_begins_while_a_person_thinks_is_left_alone(cli, pla
     with pytest.raises(StoreBusyError, match="changed"):
         abort_as_seen(ledger, seen, unpublished=True)
     assert ledger.state_of([ref.token])[ref.token] is RunState.PREPARED
+
+
+def test_end_lease_ends_that_of_the_attempt_that_was_seen_and_nothing_else(cli, place, ledger):
+    refs = {
+        "lives": begun(ledger, "lives", keys=2, lives=True),
+        "publishes": begun(ledger, "publishes", rows=0, lives=True),
+        "gone": begun(ledger, "gone"),
+        "committed": begun(ledger, "committed", committed=True),
+    }
+
+    def end(run_id, *words, answer=None):
+        return cli("runs", "end-lease", run_id, "--consumer", "orders", *words, *at(place), input=answer)
+
+    def lapsed():
+        return {run_id for run_id in refs if ledger.read("orders", run_id).lapsed}
+
+    before = lapsed()
+    for words, run_id, error in (
+        (("--yes",), "committed", "is COMMITTED, which is final, and has no lease"),
+        (("--yes",), "liv", "has no run 'liv' of consumer 'orders'"),
+        ((), "lives", f"Has the process {this_driver()} ended.*"),
+    ):
+        answer = end(run_id, *words, answer="n\n")
+        assert answer.code == 1, answer
+        assert re.search(error, answer.err), answer.err
+    answer = end("gone")
+    assert answer.code == 0
+    assert f"Nothing to do: nobody renews it: the lease of driver {this_driver()} ended" in answer.out
+    assert lapsed() == before
+
+    assert end("lives", answer="y\n").code == 0
+    assert end("publishes", "--yes", "--json").line["changed"]
+    assert {"lives", "publishes"} <= lapsed()
+    # Their drivers lived after all. One renews its lease, and has lost nothing.
+    ledger.renew(refs["lives"], LEASE_S)
+    ledger.commit(refs["publishes"])
+    with pytest.raises(RunConflictError, match=r"another driver has it.* runs end-lease lives"):
+        ledger.begin("orders", "lives", lease_s=LEASE_S)
+    ledger.prepare(refs["lives"], rows=2)
+
+
+def test_the_lease_of_a_driver_that_renews_it_while_a_person_thinks_lives_on(place, ledger):
+    ref = begun(ledger, "lives", lives=True)
+    seen = existing(ledger, "orders", "lives")
+    ledger.renew(ref, LEASE_S + 1)
+    with pytest.raises(RunConflictError, match="its driver lives, and has renewed"):
+        end_lease_as_seen(ledger, seen)
+    assert not ledger.read("orders", "lives").lapsed
+    seen = existing(ledger, "orders", "lives")
+    ledger.begin("orders", "lives", lease_s=LEASE_S, takeover=True)
+    with pytest.raises(StoreBusyError, match="changed"):
+        end_lease_as_seen(ledger, seen)
+    assert not ledger.read("orders", "lives").lapsed
 
 
 def test_the_same_in_python_begins_no_run(place, ledger):
@@ -301,23 +356,33 @@ def test_keys_stats_knows_runs(cli, place, ledger):
     assert len(cli(*shlex.split(typed[1]), "--json").lines) == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way_out", ["begin again", "abort"])
-def test_a_driver_killed_while_it_publishes_is_found_understood_and_mended(cli, place, tmp_path, way_out):
-    """With nothing but the commands that are printed."""
+def kill_a_publishing_driver(place, tmp_path, lease_s):
+    """Its pid, and the folder to which it publishes."""
     output = tmp_path / "out"
     output.mkdir()
-    job = Job(place.config(), "2026-11-28", range(300), str(output), lease_s=0.5, kill_at="half published")
+    job = Job(
+        place.config(), "2026-11-28", range(300), str(output), lease_s=lease_s, kill_at="half published"
+    )
     driver = Forked(run_job, job, folder=tmp_path)
     try:
         assert driver.wait(150) == -signal.SIGKILL, driver.err
     finally:
         driver.close()
+    return driver.pid, output
 
-    def typed(said):
-        found = re.search(r"idempotent (runs [^\n]*)", said)
-        assert found is not None, said
-        return shlex.split(found[1])
+
+def typed(said):
+    """The command that is printed."""
+    found = re.search(r"idempotent (runs [^\n]*)", said)
+    assert found is not None, said
+    return shlex.split(found[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way_out", ["begin again", "abort"])
+def test_a_driver_killed_while_it_publishes_is_found_understood_and_mended(cli, place, tmp_path, way_out):
+    """With nothing but the commands that are printed."""
+    pid, output = kill_a_publishing_driver(place, tmp_path, lease_s=0.5)
 
     def found():
         lines = cli("doctor", *at(place), "--json").lines
@@ -331,7 +396,7 @@ def test_a_driver_killed_while_it_publishes_is_found_understood_and_mended(cli, 
     assert "orders '2026-11-28'" in waits["what"]
     shown = cli(*typed(waits["hint"]))
     assert shown.code == 0
-    assert f"the lease of driver {this_driver().rpartition(':')[0]}:{driver.pid} ended" in shown.out
+    assert f"the lease of driver {this_driver().rpartition(':')[0]}:{pid} ended" in shown.out
     assert "claims: 300" in shown.out
     if way_out == "abort":
         assert not published(output), "nothing of it is published"
@@ -342,3 +407,28 @@ def test_a_driver_killed_while_it_publishes_is_found_understood_and_mended(cli, 
     line = cli("runs", "show", "2026-11-28", "--consumer", "orders", "--json", *at(place)).line
     assert (line["state"], line["generation"]) == ("committed", 1 if way_out == "begin again" else 2)
     assert not found()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way_out", ["begin again", "abort"])
+def test_whoever_has_seen_that_a_driver_was_killed_need_not_wait_for_its_lease(cli, place, tmp_path, way_out):
+    """With a lease of the default length, and nothing but the commands that are printed."""
+    pid, output = kill_a_publishing_driver(place, tmp_path, LEASE_S)
+    (line,) = cli("runs", "list", "--state", "prepared", "--json", *at(place)).lines
+    assert (line["lapsed"], line["driver"].rpartition(":")[2]) == (False, str(pid))
+    run = ("2026-11-28", "--consumer", "orders", *at(place))
+    shown = cli("runs", "show", *run)
+    assert "or was killed less than lease_s ago" in shown.out
+    refused = cli("runs", "abort", *run)
+    assert refused.code == 1
+    assert typed(refused.err) == typed(shown.out)[: len(typed(refused.err))]
+    ended = cli(*typed(shown.out), input="y\n")
+    assert ended.code == 0
+    assert f":{pid} ended?" in ended.err
+    assert cli("runs", "show", *run, "--json").line["lapsed"]
+    if way_out == "abort":
+        assert cli(*typed(ended.out), "--yes").code == 0
+    run_job(Job(place.config(), "2026-11-28", range(300), str(output)))
+    assert published(output) == {"2026-11-28": [*range(300)]}
+    line = cli("runs", "show", *run, "--json").line
+    assert (line["state"], line["generation"]) == ("committed", 1 if way_out == "begin again" else 2)

@@ -1,9 +1,9 @@
-"""abort_run: end a run that no driver has, by its name. It begins none, as `IdempotentRun.begin(...)` would."""
+"""abort_run: end a run that no driver has, or the lease of one, by name; none begins, as in `IdempotentRun.begin`."""
 
 from __future__ import annotations
 
 from idempotent.adapters.spark.ledger.config import StoreConfig
-from idempotent.adapters.spark.ledger.ledger import RunLedger
+from idempotent.adapters.spark.ledger.ledger import ENDED_US, RunLedger
 from idempotent.adapters.spark.ledger.refusals import (
     another_driver,
     held_by_transaction,
@@ -12,7 +12,7 @@ from idempotent.adapters.spark.ledger.refusals import (
 )
 from idempotent.adapters.spark.ledger.runs import RunChange, RunRow, RunState
 from idempotent.adapters.spark.ledger.urls import open_ledger
-from idempotent.errors import StoreBusyError
+from idempotent.errors import RunConflictError, RunFencedError, StoreBusyError
 from idempotent.validation import flag
 
 
@@ -49,18 +49,55 @@ def existing(ledger: RunLedger, consumer: str, run_id: str) -> RunRow:
 
 def abort_as_seen(ledger: RunLedger, row: RunRow, *, unpublished: bool) -> bool:
     """Abort a run iff it is as it was read, and no driver has it. Returns and raises as `abort_run`."""
-    if row.state is RunState.COMMITTED or (row.state is RunState.PREPARED and not unpublished):
+    if row.state is RunState.COMMITTED:
         raise wrong_state(row.ref, row.state)
     if row.state is not RunState.ABORTED:
+        # First, so that nobody looks whether it has published, and is refused all the same.
         if not row.lapsed:
             raise another_driver(row)
+        if row.state is RunState.PREPARED and not unpublished:
+            raise wrong_state(row.ref, row.state)
         change = RunChange(frozenset({row.state}), RunState.ABORTED, epoch=row.ref.epoch, only_lapsed=True)
         try:
             aborted = ledger.store.change_run(row.ref.token, change)
         except StoreBusyError as busy:
             raise held_by_transaction(row) from busy
         if not aborted:
-            raise StoreBusyError(
-                f"another driver or person changed {row.ref} at the same time. Look at it again"
-            )
+            raise _changed(row)
     return row.state is not RunState.ABORTED
+
+
+def end_lease_as_seen(ledger: RunLedger, row: RunRow) -> bool:
+    """End the lease of a run iff it is as it was read, so that nobody waits for a driver that is gone.
+
+    A driver that lives renews it, within a third of `lease_s`, and goes on if nobody has taken the run meanwhile.
+
+    Returns:
+        Whether it was ended now; False: it had ended before.
+
+    Raises:
+        RunFencedError: the run is COMMITTED or ABORTED.
+        RunConflictError: its driver has renewed the lease since, or a transaction of one of its handlers has not ended.
+        StoreError: the run has changed, or the store failed or did not answer.
+    """
+    if row.state.is_final:
+        raise RunFencedError(f"{row.ref} is {row.state.name}, which is final, and has no lease")
+    if row.lapsed:
+        return False
+    now = ledger.store.find(row.ref)
+    if now is not None and now.ref.epoch == row.ref.epoch and now.lease_until_us > row.lease_until_us:
+        raise RunConflictError(
+            f"{row.ref}: its driver lives, and has renewed its lease meanwhile: {now.holder}"
+        )
+    change = RunChange(frozenset({row.state}), lease_us=ENDED_US, epoch=row.ref.epoch)
+    try:
+        ended = ledger.store.change_run(row.ref.token, change)
+    except StoreBusyError as busy:
+        raise held_by_transaction(row) from busy
+    if not ended:
+        raise _changed(row)
+    return True
+
+
+def _changed(row: RunRow) -> StoreBusyError:
+    return StoreBusyError(f"another driver or person changed {row.ref} at the same time. Look at it again")

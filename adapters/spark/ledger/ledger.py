@@ -41,7 +41,8 @@ _ROUNDS: Final = 20
 _MAX_FINGERPRINT: Final = 64
 _POLL_S: Final = 0.5
 _UNFINISHED: Final = frozenset({RunState.OPEN, RunState.PREPARED})
-_ENDED_US: Final = -1
+ENDED_US: Final = -1
+"""For how long a lease lives that ends now."""
 
 
 class RunLedger:
@@ -171,7 +172,7 @@ class RunLedger:
 
     def end_lease(self, ref: RunRef) -> None:
         """Let the lease end now, if this attempt has it: the next driver need not wait."""
-        self.store.change_run(ref.token, RunChange(_UNFINISHED, lease_us=_ENDED_US, epoch=ref.epoch))
+        self.store.change_run(ref.token, RunChange(_UNFINISHED, lease_us=ENDED_US, epoch=ref.epoch))
 
     def prepare(
         self, ref: RunRef, *, rows: int | None = None, manifest: bytes | None = None, elsewhere: int = 0

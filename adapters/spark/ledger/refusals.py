@@ -124,7 +124,8 @@ def another_driver(row: RunRow) -> RunConflictError:
     """The error for a run that another driver has."""
     return RunConflictError(
         f"{row.ref} is {row.state.name}, and another driver has it: {row.holder}. Let that driver end, or begin the "
-        f"run in its program with takeover=True, which fences it. Type: {command('show', row.ref)}"
+        "run in its program with takeover=True, which fences it. If you have seen that its process has ended, end its "
+        f"lease. Type: {command('end-lease', row.ref)}"
     )
 
 
