@@ -405,9 +405,11 @@ def collect(ledger: RunLedger, store: StoreConfig) -> None:
             return
         _collect_at[store] = now + _COLLECT_EVERY_S
     try:
-        deleted = ledger.gc(_COLLECT_MOST)
+        done = ledger.collect(_COLLECT_MOST)
     except StoreError as error:
         # What is no longer needed only takes disk space.
         log.warning("run_claims_not_collected", extra={"error": str(error)})
     else:
-        log.info("run_claims_collected", extra={"deleted": deleted})
+        if any(done):
+            about = {"deleted": done.claims, "runs": done.runs, "aborted": done.aborted}
+            log.info("run_claims_collected", extra=about)

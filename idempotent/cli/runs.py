@@ -22,7 +22,7 @@ from idempotent.admin import StoreStats
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.exits import epilog
-from idempotent.cli.keys.gc import collect_runs
+from idempotent.cli.keys.gc import collect_runs, in_words
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption, YesOption
 from idempotent.cli.stores import demand_file, ledger_of
 from idempotent.cli.terminal.output import confirm, emit, note, plain, say, show_record, show_rows, tell
@@ -271,11 +271,11 @@ def gc(
     That is: claims of aborted runs, and committed runs with their claims a retention after their end. Open runs that
     began a retention ago and have no driver are aborted: they can no longer be prepared.
     """
-    deleted = collect_runs(url, table, prefix)
-    text = f"[green]Done:[/green] {count(deleted, 'claim')} of runs deleted."
+    done = collect_runs(url, table, prefix)
+    text = f"[green]Done:[/green] {in_words(done)}"
     if scheme_of(url).kind is StoreKind.REDIS:
         text = "[green]Nothing to do:[/green] Redis deletes what has expired automatically."
-    tell(text, as_json=as_json, claims=deleted)
+    tell(text, as_json=as_json, **done._asdict())
 
 
 def counted(checker: AbstractIdempotentChecker, url: str, prefix: str | None) -> Mapping[str, int]:

@@ -42,6 +42,9 @@ def test_gc_collects_the_claims_of_sparks_runs_that_their_own_settings_no_longer
         ledger.commit(refs[2])
         assert cli("gc", *at(sqlite_store), "--json").line == {"deleted": 0}
         answer = cli("gc", *at(sqlite_store), "--runs", "--json")
-        assert answer.line == {"deleted": 0, "claims": 3}
+        assert answer.line == {"deleted": 0, "claims": 3, "runs": 0, "aborted": 0}
         assert [sum(claims_of(ledger, ref).values()) for ref in refs] == [0, 3, 3]
-    assert "0 claims of runs deleted" in cli("gc", *at(sqlite_store), "--runs").out
+    assert (
+        "0 runs and 0 claims of runs deleted, 0 runs without a driver aborted."
+        in cli("gc", *at(sqlite_store), "--runs").out
+    )

@@ -331,7 +331,7 @@ def test_gc_takes_what_has_expired_and_aborted_runs_claims_and_leaves_the_rest(c
     begun(ledger, "open", keys=2)
     begun(ledger, "waits", keys=2, rows=2)
     begun(ledger, "committed", keys=2, committed=True)
-    assert cli("runs", "gc", "--json", *at(sqlite_place)).line == {"claims": 3}
+    assert cli("runs", "gc", "--json", *at(sqlite_place)).line == {"claims": 3, "runs": 0, "aborted": 0}
     assert "0 claims of runs deleted" in cli("runs", "gc", *at(sqlite_place)).out
     counted = cli("runs", "list", "--claims", "--json", *at(sqlite_place)).lines
     assert {line["run_id"]: line["claims"] for line in counted} == {
@@ -340,6 +340,26 @@ def test_gc_takes_what_has_expired_and_aborted_runs_claims_and_leaves_the_rest(c
         "waits": 2,
         "committed": 2,
     }
+
+
+def test_gc_counts_all_that_it_did(cli, sqlite_place):
+    ledger = sqlite_place.ledger()
+    for number in range(3):
+        begun(ledger, f"committed {number}", keys=1, committed=True)
+    begun(ledger, "left")
+    begun(ledger, "waits", rows=0)
+    engine = create_engine(sqlite_place.url)
+    with engine.begin() as db:
+        # Long ago; only ended runs expire.
+        db.execute(
+            text(
+                f"UPDATE {sqlite_place.name}_runs SET began_at = 1, lease_until = 1, expires_at = expires_at / 2"
+            )
+        )
+    engine.dispose()
+    said = cli("runs", "gc", *at(sqlite_place)).out
+    assert "Done: 3 runs and 3 claims of runs deleted, 1 run without a driver aborted." in said
+    assert "0 runs and 0 claims" in cli("gc", "--runs", *at(sqlite_place)).out
 
 
 def test_keys_stats_knows_runs(cli, place, ledger):

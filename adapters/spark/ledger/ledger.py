@@ -1,4 +1,7 @@
-"""RunLedger: the rules of runs and their claims, over the atomic steps of a `RunStore`."""
+"""RunLedger: the rules of runs and their claims, over the atomic steps of a `RunStore`.
+
+Long because each rule stands with its contract, which takes more lines than the rule.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,15 @@ from idempotent.adapters.spark.ledger.refusals import (
     unpublished,
     wrong_state,
 )
-from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState, Standing, next_ref
+from idempotent.adapters.spark.ledger.runs import (
+    Collected,
+    RunChange,
+    RunRef,
+    RunRow,
+    RunState,
+    Standing,
+    next_ref,
+)
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.errors import ConfigurationError, StoreBusyError
@@ -409,9 +420,12 @@ class RunLedger:
         Args:
             limit: the most claims to delete.
         """
-        for token in self.store.abandoned():
-            self.abort_lapsed(token)
-        return self.store.collect(limit)
+        return self.collect(limit).claims
+
+    def collect(self, limit: int = 10_000) -> Collected:
+        """The same, with all that it did."""
+        aborted = sum(map(self.abort_lapsed, self.store.abandoned()))
+        return self.store.collect(limit)._replace(aborted=aborted)
 
     def close(self) -> None:
         """Close connections. The next call opens new ones."""

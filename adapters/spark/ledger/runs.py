@@ -243,6 +243,20 @@ class RunChange:
         )
 
 
+class Collected(NamedTuple):
+    """What garbage collection did.
+
+    Attributes:
+        claims: deleted.
+        runs: deleted.
+        aborted: OPEN runs that nobody went on with for a retention.
+    """
+
+    claims: int = 0
+    runs: int = 0
+    aborted: int = 0
+
+
 class Retention:
     """How long claims are kept, and how long a run may take for that.
 

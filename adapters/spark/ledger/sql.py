@@ -14,6 +14,7 @@ from idempotent.adapters.spark.ledger.claims import MAX_ROWS, ClaimState, Holder
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.effect_transactions import EffectTransaction
 from idempotent.adapters.spark.ledger.runs import (
+    Collected,
     RunChange,
     RunRef,
     RunRow,
@@ -145,10 +146,9 @@ class SqlRunStore(RunStore):
     def _page(self, states: Collection[RunState], consumer: str | None, after: int) -> list[RunRow]:
         return self._run(lambda db, on: on.runs.page(db, states, consumer, after))
 
-    def collect(self, limit: int) -> int:
-        deleted = self._run(lambda db, on: on.garbage.delete_claims(db, limit))
-        self._run(lambda db, on: on.garbage.delete_runs(db))
-        return deleted
+    def collect(self, limit: int) -> Collected:
+        claims = self._run(lambda db, on: on.garbage.delete_claims(db, limit))
+        return Collected(claims, self._run(lambda db, on: on.garbage.delete_runs(db)))
 
     def close(self) -> None:
         self._connections.close()
@@ -463,15 +463,13 @@ class Garbage:
                 deleted += self._delete_of(connection, token, limit - deleted, all_of_them=bool(expired))
         return deleted
 
-    def delete_runs(self, connection: DriverConnection) -> None:
-        """Delete ended runs without claims; a batch of them."""
+    def delete_runs(self, connection: DriverConnection) -> int:
+        """Delete ended runs without claims; the number deleted of a batch of them."""
         tokens = sorted(int(token) for (token,) in query(connection, self._empty, (MAX_ROWS,)))
-        if tokens:
-            execute(
-                connection,
-                self._text(f"DELETE FROM {self._runs} WHERE token IN {listed(len(tokens))}"),
-                tokens,
-            )
+        if not tokens:
+            return 0
+        delete = f"DELETE FROM {self._runs} WHERE token IN {listed(len(tokens))}"
+        return execute(connection, self._text(delete), tokens)
 
     def _delete_of(self, connection: DriverConnection, token: int, limit: int, *, all_of_them: bool) -> int:
         deleted = 0

@@ -7,7 +7,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import ClassVar, Final
 
 from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, Owners, PendingRow
-from idempotent.adapters.spark.ledger.runs import Retention, RunChange, RunRef, RunRow, RunState, Standing
+from idempotent.adapters.spark.ledger.runs import (
+    Collected,
+    Retention,
+    RunChange,
+    RunRef,
+    RunRow,
+    RunState,
+    Standing,
+)
 
 
 class RunStore(ABC):
@@ -130,13 +138,10 @@ class RunStore(ABC):
     def listed(self, states: Collection[RunState], consumer: str | None = None) -> Iterator[RunRow]:
         """All generations of runs in these states, in no order, without manifests, with names as far as keys tell."""
 
-    def collect(self, limit: int) -> int:
-        """Delete what `RunLedger.gc` lists, at most `limit` claims; the number of claims deleted.
-
-        Nothing where rows expire.
-        """
+    def collect(self, limit: int) -> Collected:
+        """Delete what `RunLedger.gc` lists, at most `limit` claims, and a batch of runs. Nothing where rows expire."""
         del limit
-        return 0
+        return Collected()
 
     @abstractmethod
     def close(self) -> None:

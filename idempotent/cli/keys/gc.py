@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOpt
 from idempotent.cli.stores import checker_at, ledger_of
 from idempotent.cli.terminal.output import progress, tell
 from idempotent.views.text import count
+
+if TYPE_CHECKING:
+    from idempotent.adapters.spark.ledger.runs import Collected
 
 
 def gc(
@@ -36,21 +39,28 @@ def gc(
         deleted = checker.garbage_collect(
             batch_size=batch_size, on_batch=lambda so_far: said(f"{count(so_far, 'expired key')} deleted")
         )
-        claims = {"claims": collect_runs(url, table, prefix)} if runs else {}
+        collected = collect_runs(url, table, prefix) if runs else None
     text = f"[green]Done:[/green] {count(deleted, 'expired key')} deleted."
     if scheme_of(url).kind is StoreKind.REDIS:
         text = "[green]Nothing to do:[/green] Redis deletes expired keys automatically."
-    if claims:
-        text += f" {count(claims['claims'], 'claim')} of runs deleted."
-    tell(text, as_json=as_json, deleted=deleted, **claims)
+    if collected:
+        text += f" {in_words(collected)}"
+    tell(text, as_json=as_json, deleted=deleted, **(collected._asdict() if collected else {}))
 
 
-def collect_runs(url: str, table: str | None, prefix: str | None) -> int:
-    """Collect the ledger of Spark's runs; the number of claims deleted."""
+def collect_runs(url: str, table: str | None, prefix: str | None) -> Collected:
+    """Collect the ledger of Spark's runs."""
     from idempotent.adapters.spark.ledger import open_ledger
+    from idempotent.adapters.spark.ledger.runs import Collected
 
-    deleted = 0
+    done = Collected()
     with open_ledger(ledger_of(url, table, prefix)) as ledger:
-        while part := ledger.gc():
-            deleted += part
-    return deleted
+        while any(part := ledger.collect()):
+            done = Collected(*map(sum, zip(done, part, strict=True)))
+    return done
+
+
+def in_words(done: Collected) -> str:
+    """What was collected, for people."""
+    words = f"{count(done.runs, 'run')} and {count(done.claims, 'claim')} of runs deleted"
+    return f"{words}, {count(done.aborted, 'run')} without a driver aborted."

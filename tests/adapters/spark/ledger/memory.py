@@ -9,7 +9,15 @@ from itertools import islice, repeat
 from threading import RLock
 
 from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, Owners, PendingRow
-from idempotent.adapters.spark.ledger.runs import RunChange, RunRef, RunRow, RunState, Standing, this_driver
+from idempotent.adapters.spark.ledger.runs import (
+    Collected,
+    RunChange,
+    RunRef,
+    RunRow,
+    RunState,
+    Standing,
+    this_driver,
+)
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.checkers.base import DEFAULT_RETENTION_S
 
@@ -76,17 +84,21 @@ class MemoryRunStore(RunStore):
             ]
             return [run.row.ref.token for run in runs if run.row.began_at_us + run.retention_us < now]
 
-    def collect(self, limit: int) -> int:
+    def collect(self, limit: int) -> Collected:
         with self.memory.lock:
             now = self._clock()
             garbage = list(islice(self._garbage(now), limit))
             for key_hash in garbage:
                 del self.memory.claims[key_hash]
             owning = {claim.token for claim in self.memory.claims.values()}
-            for token, run in list(self.memory.runs.items()):
-                if run.expires_at_us is not None and run.expires_at_us < now and token not in owning:
-                    del self.memory.runs[token]
-            return len(garbage)
+            runs = self.memory.runs.items()
+            ended = [
+                token for token, run in runs if run.expires_at_us is not None and run.expires_at_us < now
+            ]
+            empty = [token for token in ended if token not in owning]
+            for token in empty:
+                del self.memory.runs[token]
+            return Collected(len(garbage), len(empty))
 
     def close(self) -> None:
         """Nothing to close."""

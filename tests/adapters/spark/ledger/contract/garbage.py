@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from idempotent.adapters.spark.ledger import ClaimState, RowVerdict, RunState
+from idempotent.adapters.spark.ledger.runs import Collected
 from tests.adapters.spark.ledger.contract.base import LONG_S, SHORT_S, A, LedgerContract, keys
 from tests.adapters.spark.ledger.counting import claims_of
 
@@ -41,7 +42,8 @@ class GarbageContract(LedgerContract):
         self.ledger.prepare(ref)
         self.ledger.commit(ref)
         time.sleep(SHORT_S)
-        assert self.ledger.gc() == 3
+        assert self.ledger.collect() == Collected(claims=3, runs=1)
+        assert not any(self.ledger.collect())
         assert self.state(ref) is RunState.UNKNOWN
         assert self.ledger.read("orders", "r1") is None
         assert self.claims(self.begin("two")).decide(hashes) == [RowVerdict.NEW] * 3
@@ -50,6 +52,6 @@ class GarbageContract(LedgerContract):
         lapsed, abandoned = self.lapsed(), self.short_lived("abandoned")
         for ref in (lapsed, abandoned):
             self.ledger.claim(ref, keys(2))
-        assert self.ledger.gc(limit=0) == 0
+        assert self.ledger.collect(limit=0) == Collected(aborted=1)
         assert (self.state(lapsed), self.state(abandoned)) == (RunState.OPEN, RunState.ABORTED)
         assert self.ledger.gc() == 2
