@@ -25,7 +25,7 @@ from idempotent.cli.exits import epilog
 from idempotent.cli.keys.gc import collect_runs, in_words
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption, YesOption
 from idempotent.cli.stores import demand_file, ledger_of
-from idempotent.cli.terminal.output import confirm, emit, note, plain, say, show_record, show_rows, tell
+from idempotent.cli.terminal.output import confirm, emit, me, note, plain, say, show_record, show_rows, tell
 from idempotent.errors import ConfigurationError, StoreError, url_word
 from idempotent.views.keys import moment, since
 from idempotent.views.text import count
@@ -212,7 +212,7 @@ def abort(
         if unpublished and row.state is RunState.PREPARED and row.lapsed:
             keys = count(_claims(ledger, row)["claims"], "key")
             confirm(f"Is nothing of {row.ref} published? Then abort it, and free its {keys}.", yes=yes)
-        done = abort_as_seen(ledger, row, unpublished=unpublished)
+        done = abort_as_seen(ledger, row, unpublished=unpublished, by=me())
     was = row.state.name.lower()
     text = (
         f"[green]Done:[/green] {plain(str(row.ref))} aborted (was: {was})."

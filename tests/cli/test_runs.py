@@ -15,10 +15,12 @@ from idempotent.adapters.spark import abort_run
 from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunState
 from idempotent.adapters.spark.ledger.aborting import abort_as_seen, end_lease_as_seen, existing
 from idempotent.adapters.spark.ledger.runs import this_driver
+from idempotent.cli.terminal.output import me
 from idempotent.errors import RunConflictError, RunFencedError, StoreBusyError, UnknownRunError
 from tests.adapters.spark.ledger.ledgers import SHARED, open_place
 from tests.adapters.spark.ledger.sparkless_driver import Job, key_hash, published, run_job
 from tests.support.forked import Forked
+from tests.support.logs import logged
 from tests.worker.running import until
 
 LEASE_S = 300.0
@@ -201,7 +203,7 @@ def test_what_no_run_has_staged_is_shown_as_it_is(cli, sqlite_place):
     )
 
 
-def test_abort_ends_what_no_driver_has_and_nothing_else(cli, place, ledger):
+def test_abort_ends_what_no_driver_has_and_nothing_else(cli, place, ledger, caplog):
     refs = {
         "gone": begun(ledger, "gone", keys=2),
         "lives": begun(ledger, "lives", lives=True),
@@ -240,6 +242,8 @@ def test_abort_ends_what_no_driver_has_and_nothing_else(cli, place, ledger):
         {"consumer": "orders", "run_id": "gone", "was": "open", "changed": True},
     )
     assert "had been aborted before" in abort("gone").out
+    (told,) = logged(caplog, "run_aborted")
+    assert (told.run, told.by) == (str(refs["gone"]), me())
     answer = abort("waits", "--unpublished", answer="y\n")
     assert answer.code == 0
     assert "free its 2 keys" in answer.err
@@ -252,7 +256,7 @@ def test_a_run_that_a_driver_begins_while_a_person_thinks_is_left_alone(cli, pla
     seen = existing(ledger, "orders", "waits")
     ledger.begin("orders", "waits", lease_s=LEASE_S)
     with pytest.raises(StoreBusyError, match="changed"):
-        abort_as_seen(ledger, seen, unpublished=True)
+        abort_as_seen(ledger, seen, unpublished=True, by="me")
     assert ledger.state_of([ref.token])[ref.token] is RunState.PREPARED
 
 
@@ -309,7 +313,7 @@ def test_the_lease_of_a_driver_that_renews_it_while_a_person_thinks_lives_on(pla
     assert not ledger.read("orders", "lives").lapsed
 
 
-def test_the_same_in_python_begins_no_run(place, ledger):
+def test_the_same_in_python_begins_no_run(place, ledger, caplog):
     begun(ledger, "gone")
     begun(ledger, "lives", lives=True)
     begun(ledger, "waits", rows=0)
@@ -322,6 +326,7 @@ def test_the_same_in_python_begins_no_run(place, ledger):
     assert abort_run(place.config(), consumer="orders", run_id="waits", unpublished=True)
     assert abort_run(place.config(), consumer="orders", run_id="gone")
     assert not abort_run(place.config(), consumer="orders", run_id="gone")
+    assert [told.by for told in logged(caplog, "run_aborted")] == [f"abort_run in {this_driver()}"] * 2
     assert len([*ledger.store.listed(RunState)]) == 3
 
 

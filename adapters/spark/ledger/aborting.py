@@ -10,10 +10,13 @@ from idempotent.adapters.spark.ledger.refusals import (
     no_such_run,
     wrong_state,
 )
-from idempotent.adapters.spark.ledger.runs import RunChange, RunRow, RunState
+from idempotent.adapters.spark.ledger.runs import RunChange, RunRow, RunState, this_driver
 from idempotent.adapters.spark.ledger.urls import open_ledger
 from idempotent.errors import RunConflictError, RunFencedError, StoreBusyError
+from idempotent.logs import EventLog
 from idempotent.validation import flag
+
+log = EventLog(__name__)
 
 
 def abort_run(store: StoreConfig, *, consumer: str, run_id: str, unpublished: bool = False) -> bool:
@@ -37,7 +40,8 @@ def abort_run(store: StoreConfig, *, consumer: str, run_id: str, unpublished: bo
     """
     with open_ledger(store) as ledger:
         row = existing(ledger, consumer, run_id)
-        return abort_as_seen(ledger, row, unpublished=flag(unpublished, "unpublished"))
+        by = f"abort_run in {this_driver()}"
+        return abort_as_seen(ledger, row, unpublished=flag(unpublished, "unpublished"), by=by)
 
 
 def existing(ledger: RunLedger, consumer: str, run_id: str) -> RunRow:
@@ -47,8 +51,15 @@ def existing(ledger: RunLedger, consumer: str, run_id: str) -> RunRow:
     return row
 
 
-def abort_as_seen(ledger: RunLedger, row: RunRow, *, unpublished: bool) -> bool:
-    """Abort a run iff it is as it was read, and no driver has it. Returns and raises as `abort_run`."""
+def abort_as_seen(ledger: RunLedger, row: RunRow, *, unpublished: bool, by: str) -> bool:
+    """Abort a run iff it is as it was read, and no driver has it. Returns and raises as `abort_run`.
+
+    Args:
+        ledger: of the run.
+        row: the run as it was read.
+        unpublished: as for `abort_run`.
+        by: who does it, for the log.
+    """
     if row.state is RunState.COMMITTED:
         raise wrong_state(row.ref, row.state)
     if row.state is not RunState.ABORTED:
@@ -64,6 +75,7 @@ def abort_as_seen(ledger: RunLedger, row: RunRow, *, unpublished: bool) -> bool:
             raise held_by_transaction(row) from busy
         if not aborted:
             raise _changed(row)
+        log.warning("run_aborted", extra={"run": str(row.ref), "by": by})
     return row.state is not RunState.ABORTED
 
 

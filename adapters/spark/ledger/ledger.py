@@ -43,10 +43,14 @@ from idempotent.adapters.spark.ledger.runs import (
     RunState,
     Standing,
     next_ref,
+    this_driver,
 )
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.errors import ConfigurationError, StoreBusyError
+from idempotent.logs import EventLog
+
+log = EventLog(__name__)
 
 _ROUNDS: Final = 20
 _MAX_FINGERPRINT: Final = 64
@@ -149,6 +153,8 @@ class RunLedger:
                         raise held from busy
                     continue
             if row is not None:
+                patience.over(row.ref)
+                _say_begun(row, newest)
                 return row
             rounds += 1
         raise StoreBusyError(
@@ -254,13 +260,22 @@ class RunLedger:
         change = RunChange(within, to=RunState.ABORTED, epoch=ref.epoch)
         self._change(ref, change, done=frozenset({RunState.ABORTED}))
 
-    def abort_lapsed(self, token: int) -> bool:
-        """OPEN -> ABORTED iff its lease has ended by the store's clock, and no transaction of its handlers is open."""
+    def abort_lapsed(self, token: int, by: RunRef | None = None) -> bool:
+        """OPEN -> ABORTED iff its lease has ended by the store's clock, and no transaction of its handlers is open.
+
+        Args:
+            token: of the run.
+            by: the run that meets its keys, for the log; None: it is too old to be prepared.
+        """
         change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED, only_lapsed=True)
         try:
-            return self.store.change_run(token, change)
+            aborted = self.store.change_run(token, change)
         except StoreBusyError:
             return False
+        if aborted and by is not None:
+            run = self.standing_of([token])[token].run_id
+            log.warning("run_aborted", extra={"run": f"run {run!r}", "by": str(by)})
+        return aborted
 
     # Mode dedup: which run owns a key. Whether a claim counts depends on its run: see RunState
 
@@ -477,6 +492,8 @@ class RunLedger:
         """
         lost = None if change.max_age_us is None else self.store.lost(ref.token)
         if lost is None and self.store.change_run(ref.token, change):
+            rows = None if change.owned is None else change.owned + elsewhere
+            _say_changed(ref, change.to, rows)
             return
         row = self.store.find(ref)
         if row is None:
@@ -509,3 +526,22 @@ class RunLedger:
         for key_hash in rows.keys() - {row.key_hash for row in free}:
             answers[key_hash] = rows[key_hash].answer(holder)
         return [key_hash for key_hash in hashes if key_hash not in answers]
+
+
+def _say_begun(row: RunRow, newest: RunRow | None) -> None:
+    """What a driver has found, and the driver that had the run before."""
+    if row.state is RunState.COMMITTED:
+        log.info("run_already_committed", extra={"run": str(row.ref)})
+        return
+    before = newest.holder if newest is not None and newest.ref.token == row.ref.token else None
+    log.info("run_begun", extra={"run": str(row.ref), "state": row.state.name, "before": before})
+
+
+def _say_changed(ref: RunRef, to: RunState | None, rows: int | None) -> None:
+    """What a driver has done with its run."""
+    if to is RunState.PREPARED:
+        log.info("run_prepared", extra={"run": str(ref), "rows": rows})
+    elif to is RunState.COMMITTED:
+        log.info("run_committed", extra={"run": str(ref)})
+    elif to is RunState.ABORTED:
+        log.info("run_aborted", extra={"run": str(ref), "by": f"driver {this_driver()}"})

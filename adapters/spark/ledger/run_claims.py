@@ -168,6 +168,7 @@ class RunClaims:
                 if set(steps.values()) - {_Step.DECIDED} == {_Step.WAIT}:
                     self._wait(patience, standings)
             questions = self._ask([h for h in hashes if h not in decided], marks, decided)
+        patience.over(self._ref)
 
     def _ask(self, pending: Sequence[bytes], marks: _Marks, decided: dict[bytes, KeyDecision]) -> _Questions:
         """Claim, and decide about keys whose verdict is known at once. The other keys, by their owner."""
@@ -235,7 +236,7 @@ class RunClaims:
             return self._steal(seen, keys, marks, decided)
         if owner.state is RunState.UNKNOWN:
             return _Step.LOST  # normal once: gc may have deleted claim and run since the claim was read
-        if owner.state is RunState.OPEN and self._ledger.abort_lapsed(seen.token):
+        if owner.state is RunState.OPEN and self._ledger.abort_lapsed(seen.token, self._ref):
             return _Step.AGAIN
         return self._meet_live(seen.token, owner, keys, marks, decided)
 

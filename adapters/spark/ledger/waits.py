@@ -35,6 +35,7 @@ class Patience:
         self._monotonic = monotonic
         self._until = math.inf
         self._say_at = -math.inf
+        self._began_at: float | None = None
         self._met: set[bytes] = set()
 
     def share(self, store: RunStore, ref: RunRef, holders: Iterable[bytes]) -> None:
@@ -65,6 +66,14 @@ class Patience:
         if now >= self._say_at:
             about = {"run": str(ref), "reason": str(reason()), "wait_s": round(self._until - now, 1)}
             log.warning("run_waits", extra=about)
+            self._began_at = now if self._began_at is None else self._began_at
             self._say_at = now + _SAY_EVERY_S
         self._sleep(min(at_most_s, self._until - now))
         return True
+
+    def over(self, ref: RunRef) -> None:
+        """Say that the wait is over, if the log has said that there was one."""
+        if self._began_at is not None:
+            waited_s = round(self._monotonic() - self._began_at, 1)
+            log.info("run_waited", extra={"run": str(ref), "waited_s": waited_s})
+            self._began_at = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from idempotent.adapters.spark.ledger import ClaimState, OnConflict, Owner, RowVerdict, RunState
+from idempotent.adapters.spark.ledger.runs import this_driver
 from idempotent.errors import (
     RunConflictError,
     RunFencedError,
@@ -19,6 +22,7 @@ from tests.support.logs import logged
 class AttemptsContract(LedgerContract):
     @pytest.mark.parametrize("prepared", [False, True])
     def test_a_run_that_another_driver_has_is_refused_until_its_lease_ends(self, prepared, caplog):
+        caplog.set_level("INFO")
         first = self.begin()
         if prepared:
             self.ledger.prepare(first)
@@ -29,6 +33,37 @@ class AttemptsContract(LedgerContract):
         assert self.begin(wait_s=60.0).epoch == 2
         (told,) = logged(caplog, "run_waits")
         assert "another driver has it" in told.reason
+        (told,) = logged(caplog, "run_waited")
+        assert 0 < told.waited_s < 60
+
+    def test_a_drivers_log_tells_the_life_of_its_run(self, caplog):
+        caplog.set_level("INFO")
+        first = self.begin()
+        self.ledger.claim(first, keys(2))
+        self.ledger.prepare(first, rows=2)
+        second = self.again()
+        self.ledger.commit(second)
+        self.ledger.commit(second)
+        self.begin()
+        other = self.begin("r2")
+        self.ledger.abort(other)
+        told = [
+            (each.event, each.run, *(getattr(each, name, None) for name in ("state", "rows", "by")))
+            for each in caplog.records
+            if each.name == "idempotent.adapters.spark.ledger.ledger"
+        ]
+        assert told == [
+            ("run_begun", str(first), "OPEN", None, None),
+            ("run_prepared", str(first), None, 2, None),
+            ("run_begun", str(second), "PREPARED", None, None),
+            ("run_committed", str(second), None, None, None),
+            ("run_already_committed", str(replace(second, epoch=1)), None, None, None),
+            ("run_begun", str(other), "OPEN", None, None),
+            ("run_aborted", str(other), None, None, f"driver {this_driver()}"),
+        ]
+        new, taken, _ = logged(caplog, "run_begun")
+        assert new.before is None
+        assert f"driver {this_driver()} has it until" in taken.before
 
     def test_a_driver_that_ends_in_order_lets_the_next_one_begin_at_once(self):
         first = self.begin()

@@ -107,11 +107,13 @@ class ClaimsContract(LedgerContract):
             self.claims(first).decide(keys(1))
 
     @pytest.mark.parametrize("on_conflict", list(OnConflict))
-    def test_an_open_run_whose_lease_has_ended_is_aborted_and_taken_over(self, on_conflict):
+    def test_an_open_run_whose_lease_has_ended_is_aborted_and_taken_over(self, on_conflict, caplog):
         dead, ref, hashes = self.lapsed(), self.begin(), keys(2)
         self.claims(dead).decide(hashes)
         assert self.claims(ref, on_conflict).decide(hashes) == [RowVerdict.NEW] * 2
         assert self.state(dead) is RunState.ABORTED
+        (told,) = logged(caplog, "run_aborted")
+        assert (told.levelname, told.run, told.by) == ("WARNING", "run 'dead'", str(ref))
 
     @pytest.mark.parametrize("prepared", [False, True])
     def test_a_live_run_is_never_robbed_nor_its_keys_dropped(self, prepared):
