@@ -20,7 +20,7 @@ _SAY_EVERY_S: Final = 60.0
 
 
 class Patience:
-    """The waits of one call, `wait_s` in all. The log says at once who is waited for, and then each minute."""
+    """The waits of one call, `wait_s` in all. The log says who is waited for, at once or later, then each minute."""
 
     def __init__(
         self,
@@ -35,7 +35,8 @@ class Patience:
         self._monotonic = monotonic
         self._until = math.inf
         self._say_at = -math.inf
-        self._began_at: float | None = None
+        self._first_at: float | None = None
+        self._has_said = False
         self._met: set[bytes] = set()
 
     def share(self, store: RunStore, ref: RunRef, holders: Iterable[bytes]) -> None:
@@ -57,23 +58,31 @@ class Patience:
         ends = (now + (row.lease_until_us - row.now_us) / MICROSECONDS for row in rows)
         self._until = min(self._until, *ends, math.inf)
 
-    def wait(self, ref: RunRef, reason: Callable[[], object], at_most_s: float) -> bool:
-        """Wait a little; False, at once: the time is over. `reason` tells for the log who is waited for."""
+    def wait(
+        self, ref: RunRef, reason: Callable[[], object], at_most_s: float, *, quiet_s: float = 0.0
+    ) -> bool:
+        """Wait a little; False, at once: the time is over.
+
+        Args:
+            ref: the run that waits.
+            reason: tells for the log who is waited for.
+            at_most_s: seconds to wait.
+            quiet_s: seconds from the first wait for which the log says nothing.
+        """
         now = self._monotonic()
+        self._first_at = now if self._first_at is None else self._first_at
         self._until = min(self._until, now + self.wait_s)
         if now >= self._until:
             return False
-        if now >= self._say_at:
+        if now >= max(self._say_at, self._first_at + quiet_s):
             about = {"run": str(ref), "reason": str(reason()), "wait_s": round(self._until - now, 1)}
             log.warning("run_waits", extra=about)
-            self._began_at = now if self._began_at is None else self._began_at
-            self._say_at = now + _SAY_EVERY_S
+            self._say_at, self._has_said = now + _SAY_EVERY_S, True
         self._sleep(min(at_most_s, self._until - now))
         return True
 
     def over(self, ref: RunRef) -> None:
         """Say that the wait is over, if the log has said that there was one."""
-        if self._began_at is not None:
-            waited_s = round(self._monotonic() - self._began_at, 1)
+        if self._first_at is not None and self._has_said:
+            waited_s = round(self._monotonic() - self._first_at, 1)
             log.info("run_waited", extra={"run": str(ref), "waited_s": waited_s})
-            self._began_at = None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = EventLog(__name__)
 
 _MAX_POLL_S: Final = 1.0
+_QUIET_S: Final = 10.0
 _TIMES_A_LEASE: Final = 3
 _MAX_RESULT_BYTES: Final = 64 * 1024
 _LOCKED: Final = Held(Hold.HELD, token=0, attempt=b"")
@@ -131,17 +132,22 @@ class Handlers:
             patience.share(self._ledger.store, ref, [b"key " + held[first].attempt + first])
         rest_s = min(each.lease_rest_s for each in held.values())
 
+        tokens = {each.token for each in held.values()}
+        # Tasks that share a key are no trouble, and have it for the time of a handler.
+        quiet_s = _QUIET_S if tokens == {ref.token} else 0.0
+
         def others() -> str:
-            tokens = {each.token for each in held.values()} - {_LOCKED.token}
-            if not tokens:
+            if not tokens - {_LOCKED.token}:
                 return "an open transaction"
-            standings = self._ledger.standing_of(tokens)
-            return f"{', '.join(map(str, standings.values()))}; a lease ends in {rest_s:.1f} s unless it is renewed"
+            standings = self._ledger.standing_of(tokens - {_LOCKED.token, ref.token})
+            ours = ["other tasks of this run, or tries that died"] if ref.token in tokens else []
+            names = ", ".join([*ours, *map(str, standings.values())])
+            return f"{names}; a lease ends in {rest_s:.1f} s unless it is renewed"
 
         def reason() -> str:
             return f"{len(held)} keys that other attempts hold, of {others()}"
 
-        if not patience.wait(ref, reason, min(max(rest_s, 0.05), _MAX_POLL_S)):
+        if not patience.wait(ref, reason, min(max(rest_s, 0.05), _MAX_POLL_S), quiet_s=quiet_s):
             raise RunConflictError(
                 f"{len(held)} keys of {ref} are held by other attempts for more than {self._handle.wait_s:g} s: their "
                 "handlers take longer than wait_s, or their processes died and their leases have not ended. They are "

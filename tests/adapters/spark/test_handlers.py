@@ -98,18 +98,39 @@ HELD, FREE = (bytes([number]) * HASH_BYTES for number in (1, 2))
 def test_a_task_that_waits_for_another_attempt_says_so_once_and_names_its_patience(
     begin, in_this_process, caplog
 ):
-    run = begin(wait_s=0.3)
-    run.ledger.acquire(run.handle.ref, b"other" + bytes(11), [HELD], 15.0)
+    run, other = begin(wait_s=0.3), begin("r2")
+    run.ledger.acquire(other.handle.ref, b"other" + bytes(11), [HELD], 15.0)
     with pytest.raises(
         RunConflictError, match=r"1 keys of .*'r1'.* held by other attempts for more than 0\.3 s"
     ):
         Handlers(run.handle, lambda _: [None]).run([HELD], [1])
     (told,) = logged(caplog, "run_waits")
     assert told.wait_s == pytest.approx(0.3, abs=0.1)
-    assert "of run 'r1', which is OPEN (driver " in told.reason
+    assert "of run 'r2', which is OPEN (driver " in told.reason
     with pytest.raises(RunConflictError, match="Type: idempotent runs show r1 --consumer orders"):
         Handlers(run.handle, lambda _: [None]).run([HELD], [1])
     assert len(logged(caplog, "run_waits")) == 1, "a task that is tried again waits once more"
+
+
+def test_a_task_that_waits_for_another_task_of_its_run_is_no_warning_and_does_not_name_its_own_run(
+    begin, in_this_process, caplog
+):
+    run, other = begin(wait_s=0.3), begin("r2")
+    run.ledger.acquire(run.handle.ref, b"other" + bytes(11), [HELD], 15.0)
+    with pytest.raises(
+        RunConflictError, match="They are of other tasks of this run, or tries that died; a lease"
+    ):
+        Handlers(run.handle, lambda _: [None]).run([HELD], [1])
+    assert not logged(caplog, "run_waits")
+    # Keys for which no try has waited yet.
+    theirs, ours = FREE, bytes([3]) * HASH_BYTES
+    run.ledger.acquire(other.handle.ref, b"third" + bytes(11), [theirs], 15.0)
+    run.ledger.acquire(run.handle.ref, b"other" + bytes(11), [ours], 15.0)
+    with pytest.raises(RunConflictError):
+        Handlers(run.handle, lambda _: [None, None]).run([theirs, ours], [1, 2])
+    (told,) = logged(caplog, "run_waits")
+    assert "2 keys that other attempts hold, of other tasks of this run" in told.reason
+    assert ", run 'r2', which is OPEN" in told.reason
 
 
 def test_what_a_handler_takes_is_no_wait_for_another_attempt(begin, in_this_process):

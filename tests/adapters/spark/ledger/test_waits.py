@@ -131,3 +131,17 @@ def test_a_long_wait_is_said_at_once_and_then_once_a_minute(caplog):
     assert clock.now == 150.0
     assert [told.wait_s for told in logged(caplog, "run_waits")] == [150.0, 90.0, 30.0]
     assert not Patience(0.0).wait(ref, lambda: "somebody", 0.5)
+
+
+def test_a_wait_that_is_ordinary_is_said_when_it_is_long_and_its_end_if_it_was_said(caplog):
+    caplog.set_level("INFO")
+    ref = RunRef("orders", "r1", 1, 4711, 1)
+    for waits_s, told, over in ((9.5, [], []), (12.0, [140.0], [12.0])):
+        caplog.clear()
+        clock = Clock()
+        patience = Patience(150.0, sleep=clock.sleep, monotonic=clock.monotonic)
+        while clock.now < waits_s:
+            assert patience.wait(ref, lambda: "other tasks", 0.5, quiet_s=10.0)
+        patience.over(ref)
+        assert [each.wait_s for each in logged(caplog, "run_waits")] == told
+        assert [each.waited_s for each in logged(caplog, "run_waited")] == over
