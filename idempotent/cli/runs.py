@@ -211,7 +211,11 @@ def abort(
         row = existing(ledger, consumer, run_id)
         if unpublished and row.state is RunState.PREPARED and row.lapsed:
             keys = count(_claims(ledger, row)["claims"], "key")
-            confirm(f"Is nothing of {row.ref} published? Then abort it, and free its {keys}.", yes=yes)
+            confirm(
+                f"Is nothing of {row.ref} published, and every driver of it dead, one that was paused too? "
+                f"Then abort it, and free its {keys}.",
+                yes=yes,
+            )
         done = abort_as_seen(ledger, row, unpublished=unpublished, by=me())
     was = row.state.name.lower()
     text = (

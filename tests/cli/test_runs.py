@@ -246,7 +246,9 @@ def test_abort_ends_what_no_driver_has_and_nothing_else(cli, place, ledger, capl
     assert (told.run, told.by) == (str(refs["gone"]), me())
     answer = abort("waits", "--unpublished", answer="y\n")
     assert answer.code == 0
-    assert "free its 2 keys" in answer.err
+    assert (
+        "every driver of it dead, one that was paused too? Then abort it, and free its 2 keys" in answer.err
+    )
     assert states() == {**before, "gone": "ABORTED", "waits": "ABORTED"}
     assert ledger.begin("orders", "waits", lease_s=LEASE_S).ref.generation == 2
 
@@ -365,6 +367,14 @@ def test_gc_counts_all_that_it_did(cli, sqlite_place):
     said = cli("runs", "gc", *at(sqlite_place)).out
     assert "Done: 3 runs and 3 claims of runs deleted, 1 run without a driver aborted." in said
     assert "0 runs and 0 claims" in cli("gc", "--runs", *at(sqlite_place)).out
+
+
+def test_keys_list_of_a_consumer_of_spark_names_the_list_of_its_runs(cli, sqlite_place):
+    begun(sqlite_place.ledger(), "one", consumer="c 1")
+    refused = cli("keys", "list", "--consumer", "c 1", *at(sqlite_place))
+    assert refused.code == 2
+    (line,) = cli(*typed(refused.err), *at(sqlite_place), "--json").lines
+    assert line["run_id"] == "one"
 
 
 def test_keys_stats_knows_runs(cli, place, ledger):

@@ -293,10 +293,14 @@ def _selection(consumer: str | None, status: list[Status] | None, *, lapsed: boo
     Raises:
         typer.BadParameter: the consumer is not of the form subject:group.
     """
-    if consumer is not None and (consumer := consumer_named(consumer)) is None:
-        raise typer.BadParameter("--consumer takes subject:group, as `idempotent keys stats` shows it")
+    named = None if consumer is None else consumer_named(consumer)
+    if consumer is not None and named is None:
+        raise typer.BadParameter(
+            "--consumer takes subject:group, as `idempotent keys stats` shows it. The keys of a consumer of Spark "
+            f"belong to runs: idempotent runs list --consumer {quote(consumer)}"
+        )
     statuses = frozenset[KeyStatus]().union(*(each.stored for each in status or ()))
-    return KeyFilter(consumer, statuses, lapsed)
+    return KeyFilter(named, statuses, lapsed)
 
 
 def _not_stored(checker: AbstractIdempotentChecker, key: str, *, as_json: bool) -> NoReturn:
