@@ -241,7 +241,7 @@ def _runs(url: str, table: str | None, prefix: str | None) -> Iterator[Finding]:
         (
             RunState.PREPARED,
             "PREPARED, so it may have published, and other runs wait for its keys",
-            runs.PUBLISH_AGAIN,
+            "begin it again with this run_id: it publishes what is staged, and repeats no effect",
         ),
     ):
         if found := [row for row in waiting if row.state is state]:

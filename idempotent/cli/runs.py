@@ -32,7 +32,6 @@ from idempotent.views.text import count
 from idempotent.worker.store_watch import with_runs
 
 _SCREENFUL: Final = 100
-PUBLISH_AGAIN: Final = "begin it again with this run_id: it publishes what is staged, and evaluates nothing"
 _NOTHING_STAGED: Final = (
     "begin it again with this run_id: it goes over its effects without repeating one, and commits. If it has new rows, "
     "as idempotent_partitions makes them, they were not staged and cannot be published again. Then, or if it never "
@@ -59,7 +58,10 @@ _STATES: Final = {
             "nobody has renewed its lease: its driver is gone or stands still, and may have published; other runs wait "
             "for its keys"
         ),
-        f"{PUBLISH_AGAIN}. If that never succeeds, and nothing of it is published: {{abort}} --unpublished {{options}}",
+        (
+            "begin it again with this run_id: it publishes what is staged, and evaluates nothing. If that never "
+            "succeeds, and nothing of it is published: {abort} --unpublished {options}"
+        ),
     ),
     (RunState.COMMITTED, True): (
         "its output is published, and its keys are duplicates for other runs",

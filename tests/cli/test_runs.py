@@ -163,7 +163,7 @@ def test_show_has_all_of_a_run_and_the_command_that_helps(cli, place, ledger):
     assert shown.code == 0
     for part in (
         "state: PREPARED: nobody has renewed its lease: its driver is gone or stands still, and may have published",
-        f"lease: nobody renews it: the lease of driver {this_driver()} ended 0 s ago",
+        f"lease: the lease of driver {this_driver()} ended 0 s ago",
         "claims: 2",
         "staged: file:/etl/staging/1-1-1: 2 files, 2 rows",
         "it publishes what is staged",
@@ -287,7 +287,7 @@ def test_end_lease_ends_that_of_the_attempt_that_was_seen_and_nothing_else(cli, 
         assert re.search(error, answer.err), answer.err
     answer = end("gone")
     assert answer.code == 0
-    assert f"Nothing to do: nobody renews it: the lease of driver {this_driver()} ended" in answer.out
+    assert f"Nothing to do: the lease of driver {this_driver()} ended" in answer.out
     assert lapsed() == before
 
     assert end("lives", answer="y\n").code == 0

@@ -174,7 +174,9 @@ class RunRow:
         until = datetime.fromtimestamp(min(self.lease_until_us // MICROSECONDS, _LAST_S), UTC).isoformat()
         name, rest_s = self.driver or "of unknown name", self.lease_rest_s
         if self.lapsed:
-            return f"nobody renews it: the lease of driver {name} ended {-rest_s:.0f} s ago, at {until}"
+            return (
+                f"the lease of driver {name} ended {-rest_s:.0f} s ago, at {until}, and nobody has renewed it"
+            )
         return f"driver {name} has it until {until}, {rest_s:.1f} s from now, unless it renews its lease"
 
     def at(self, epoch: int) -> RunRow:
