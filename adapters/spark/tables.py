@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from itertools import islice
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 import sqlalchemy as sa
 
@@ -137,9 +137,10 @@ def _plain(value: Any) -> Any:
     """A value as it is compared with what a driver returns for it: SQLite returns dates as texts, for example."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         value = value.astimezone(UTC).replace(tzinfo=None)
-    if isinstance(value, (date, UUID)):
-        return str(value)
-    return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    # Others have classes of the driver's own: a UUID, an address.
+    return value if isinstance(value, (str, Number)) else str(value)
 
 
 def in_utc(df: DataFrame) -> DataFrame:

@@ -164,6 +164,42 @@ def test_two_keys_that_the_database_takes_for_one_are_no_row_lost(table, case):
             connection.execute(sa.text(f"DROP COLLATION c{table.name}"))
 
 
+# A type of the key's column in SQLite, PostgreSQL and MySQL, and two keys that it takes as they are.
+KEPT = {
+    "texts": (("TEXT", "TEXT", "VARCHAR(20) COLLATE utf8mb4_bin"), "a", "A"),
+    "texts of one length": (("CHAR(5)", "CHAR(5)", "CHAR(5) COLLATE utf8mb4_bin"), "a", "b"),
+    "bytes": (("BLOB", "BYTEA", "VARBINARY(20)"), bytearray(b"a"), bytearray(b"a ")),
+    "numbers": (("INTEGER", "BIGINT", "BIGINT"), 1, 2**40),
+    "decimals": ((None, "NUMERIC(10, 3)", "DECIMAL(10, 3)"), Decimal("1.5"), Decimal("1.501")),
+    "truth": (("BOOLEAN", "BOOLEAN", "BOOLEAN"), True, False),
+    "dates": (("DATE", "DATE", "DATE"), dt.date(2026, 11, 29), dt.date(2026, 11, 30)),
+    "times": (
+        ("DATETIME", "TIMESTAMPTZ", "DATETIME(6)"),
+        dt.datetime(2026, 11, 29, 1, 0, 0, 100000),  # noqa: DTZ001
+        dt.datetime(2026, 11, 29, 1, 0, 0, 200000),  # noqa: DTZ001
+    ),
+    "UUIDs": (
+        (None, "UUID", None),
+        "6f9619ff-8b86-d011-b42d-00cf4fc964ff",
+        "6f9619ff-8b86-d011-b42d-00cf4fc964fe",
+    ),
+    "addresses": ((None, "INET", None), "10.0.0.1", "10.0.0.2"),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_keys_that_the_database_keeps_as_they_are_are_taken(table, case):
+    kinds, first, second = KEPT[case]
+    kind = kinds[["sqlite", "postgresql", "mysql"].index(table.engine.dialect.name)]
+    if kind is None:
+        pytest.skip("this database has no such type")
+    table.create(f"order_id {kind} NOT NULL PRIMARY KEY, amount INT")
+    inserts = table.inserts()
+    for _ in range(2):
+        inserts([(first, 1), (second, 2)])
+    assert len(table.rows("amount")) == 2
+
+
 @pytest.mark.parametrize("table", ["postgres"], indirect=True)
 def test_a_trigger_that_drops_rows_is_found_out(orders):
     name = orders.name
