@@ -232,7 +232,7 @@ def test_a_type_without_one_text_is_refused_by_name(spark, run, column, kind):
     assert f"column 'price' is of type {kind}, which has more than one text" in str(refused.value)
 
 
-def test_a_column_is_no_key_in_a_task(run):
+def test_a_column_is_no_key_in_a_task(spark, run):
     for make in (idempotent_batches, idempotent_foreach):
         with pytest.raises(
             ConfigurationError, match=r"made of names, or a function of a row.*df\.withColumn"
