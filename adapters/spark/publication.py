@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from idempotent.adapters.spark.keys import names_of, quoted
+from idempotent.adapters.spark.keys import names_of
+from idempotent.adapters.spark.ledger.urls import open_ledger
 from idempotent.adapters.spark.staging import Staged
 from idempotent.adapters.spark.tables import Inserts, in_utc
 from idempotent.adapters.spark.tasks.handle import RunHandle
@@ -45,8 +46,6 @@ class Publication:
         output_ref: where the output is; set it, and the ledger stores it at the commit.
         batch_id: in `foreach_batch` Spark's number of the micro-batch, which grows. None elsewhere: runs have no order.
         handle: of the run.
-        renew: renews the run's lease, before each of the methods below publishes: a driver that stood still meanwhile
-            gets a RunFencedError if another one has taken the run over, or somebody has aborted it.
     """
 
     run_id: str
@@ -56,7 +55,6 @@ class Publication:
     output_ref: str | None = None
     batch_id: int | None = None
     handle: RunHandle | None = field(default=None, repr=False)
-    renew: Callable[[], object] = field(default=lambda: None, repr=False)
     _frames: dict[str, DataFrame] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -81,7 +79,7 @@ class Publication:
             ConfigurationError: pyarrow knows no file system for the folder or for a staged file.
         """
         target, base = _file_system(_uri(folder))
-        self.renew()
+        self._renew()
         target.create_dir(base, recursive=True)
         copies = [
             f"{base}/{self.attempt}-{number:05}{PurePosixPath(file).suffix}"
@@ -115,7 +113,7 @@ class Publication:
             raise ConfigurationError("the ledger is in no SQL database: give jdbc(url=), where the table is")
         into = Inserts(url or handle.store.url, table, (*rows.columns,), (*names_of(key),), handle.chunk)
         into = replace(into.checked(), answer_s=max(handle.lease_s, _ANSWER_S))
-        self.renew()
+        self._renew()
         rows.foreachPartition(into)
 
     def delta(self, df: DataFrame, table: str) -> None:
@@ -140,7 +138,9 @@ class Publication:
         options = {"txnAppId": app, "txnVersion": str(version), "userMetadata": mark}
         writer = df.write.format("delta").mode("append").options(**options)
         (writer.save if is_path else writer.saveAsTable)(table)
-        place = f"delta.{quoted(table)}" if is_path else table
+        # The form of a name, delta.`path`, takes absolute paths alone.
+        escaped = table.replace("\\", "\\\\").replace("'", "\\'")
+        place = f"'{escaped}'" if is_path else table
         history = (spark.sql(f"DESCRIBE HISTORY {place}{some}") for some in (" LIMIT 100", ""))
         found = any(not commits.where(commits["userMetadata"] == mark).isEmpty() for commits in history)
         self._is_this(mark, [mark if found else None], table)
@@ -186,6 +186,16 @@ class Publication:
             else:
                 return
 
+    def _renew(self) -> None:
+        """Renew the lease, before something is published: a driver that stood still may have lost its run.
+
+        Raises:
+            RunFencedError: another driver has taken the run over, or somebody has aborted it.
+        """
+        if self.handle is not None:
+            with open_ledger(self.handle.store) as ledger:
+                ledger.renew(self.handle.ref, self.handle.lease_s)
+
     def _transaction(self, df: DataFrame, table: str) -> tuple[str, int, str]:
         """What names the commit in the table, a number that grows with it, and what only this run's commit bears."""
         if self.handle is None or self._frames.setdefault(table, df) is not df:
@@ -193,7 +203,7 @@ class Publication:
                 f"run {self.run_id!r} publishes two frames to {table}, and the second would be taken for a repetition "
                 "of the first: publish their union"
             )
-        self.renew()
+        self._renew()
         ref = self.handle.ref
         consumer, mark = quote(ref.consumer, safe=""), f"idempotent-run {ref.token}"
         if self.batch_id is not None:
@@ -205,8 +215,10 @@ class Publication:
         if marks and mark not in marks:
             raise ConfigurationError(
                 f"{table} has a commit of another run {self.run_id!r} of this consumer, for which these rows would be "
-                "taken: of another ledger, or of this one, which has forgotten it. If the table has the rows, abort "
-                "this run; else begin it under a run_id, or a consumer, that the table does not know"
+                "taken: of another ledger, or of this one, which has forgotten it; or the table's history is too "
+                "short to show this run's. If the table has exactly these rows, call "
+                "run.ledger.commit(run.handle.ref); else abort this run, and begin it under a run_id, or a consumer, "
+                "that the table does not know"
             )
         return bool(marks)
 

@@ -333,7 +333,6 @@ class IdempotentRun:
             staged,
             self.output_ref,
             handle=self._handle,
-            renew=partial(self._ledger.renew, ref, self._handle.lease_s),
         )
         try:
             yield publication

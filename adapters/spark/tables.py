@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
+from decimal import Decimal
 from itertools import islice
-from numbers import Number
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
@@ -22,7 +22,7 @@ from idempotent.stores.sql.engines import engine_from
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Values in one statement: an old SQLite takes 32,766.
+# Rows in one statement: an SQLite before 3.32 takes 999 values.
 _KEYS: Final = 200
 _IN_UTC: Final = "timestampadd(MICROSECOND, unix_micros({0}), TIMESTAMP_NTZ'1970-01-01 00:00:00') AS {0}"
 
@@ -40,6 +40,7 @@ class Inserts:
     key: tuple[str, ...]
     chunk: int
     answer_s: float | None = None
+    filled: frozenset[str] = frozenset()
 
     def checked(self) -> Inserts:
         """The same with its key, once the table is known to fit: a task would say it later, and four times."""
@@ -50,7 +51,10 @@ class Inserts:
             place = {"table_name": name, "schema": schema or None}
             if not about.has_table(**place):
                 raise ConfigurationError(f"no table {self.table} for this user: create it, or grant its use")
-            nullable = {column["name"]: column["nullable"] for column in about.get_columns(**place)}
+            found = about.get_columns(**place)
+            nullable = {column["name"]: column["nullable"] for column in found}
+            fills = connections.dialect.name == "postgresql"
+            filled = frozenset(each["name"] for each in found if fills and isinstance(each["type"], sa.CHAR))
             primary = about.get_pk_constraint(**place)["constrained_columns"]
             # An index over some of the rows has an option such as postgresql_where.
             unique = [
@@ -67,7 +71,7 @@ class Inserts:
                 f"{', '.join(key) or 'nothing'} is no unique key of {self.table} that is NOT NULL and that the rows "
                 "have, and rows that are inserted again would be there twice: name another by key="
             )
-        return replace(self, key=key)
+        return replace(self, key=key, filled=filled)
 
     def __call__(self, rows: Iterable[Sequence[Any]]) -> None:
         """Insert the rows of one partition, on an executor."""
@@ -104,19 +108,20 @@ class Inserts:
             wanted = dialect.markers(", ".join([f"({_marks(self.key)})"] * len(part)))
             values = f"VALUES {wanted}" if dialect.name == "sqlite" else wanted
             statement = f"SELECT {names} FROM {self._place(dialect)} WHERE ({names}) IN ({values})"
-            for row in query(driver, statement, [value for key in part for value in key]):
-                found.add(tuple(map(_plain, row)))
-                if dialect.name == "postgresql":  # fills texts of type CHAR with spaces
-                    found.add(
-                        tuple(each.rstrip(" ") if isinstance(each, str) else _plain(each) for each in row)
-                    )
-        lost = sum(tuple(map(_plain, key)) not in found for key in keys)
+            params = [value for key in part for value in key]
+            if dialect.name == "postgresql":  # takes a text for any type, and a number for a number alone
+                params = [_text(value) for value in params]
+            for row in query(driver, statement, params):
+                # PostgreSQL fills texts of type CHAR with spaces.
+                pairs = zip(self.key, map(_text, row), strict=True)
+                found.add(tuple(text.rstrip(" ") if name in self.filled else text for name, text in pairs))
+        lost = sum(tuple(map(_text, key)) not in found for key in keys)
         if lost:
             raise ConfigurationError(
                 f"{lost} of {len(keys)} rows would be lost: {self.table} does not have their {', '.join(self.key)} as "
-                "it is in them, and takes no further row. Its type or collation takes two different keys for one, or "
-                "another unique key or a trigger refuses the row. Use the type of the rows, and for texts a collation "
-                "that tells capitals and spaces apart"
+                "it is in them, and takes no further row. Its type or collation changes a key or takes two for one, or "
+                "another unique key or a trigger refuses the row. Use the type of the rows, or cast them where you "
+                "publish, and for texts use a collation that tells capitals and spaces apart"
             )
 
     def _place(self, dialect: SqlDialect) -> str:
@@ -133,14 +138,18 @@ def _marks(names: Sequence[str]) -> str:
     return ", ".join("?" * len(names))
 
 
-def _plain(value: Any) -> Any:
-    """A value as it is compared with what a driver returns for it: SQLite returns dates as texts, for example."""
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        value = value.astimezone(UTC).replace(tzinfo=None)
+def _text(value: Any) -> Any:
+    """A key's value as it is compared with what a driver returns for it, which may be of another type; bytes stay."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    # Others have classes of the driver's own: a UUID, an address.
-    return value if isinstance(value, (str, Number)) else str(value)
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, (int, float, Decimal)):
+        return f"{Decimal(str(value)).normalize():f}"
+    if isinstance(value, datetime):
+        value = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+        return str(value.date() if value.time() == time() else value)
+    return str(value)
 
 
 def in_utc(df: DataFrame) -> DataFrame:

@@ -170,6 +170,13 @@ KEPT = {
     "texts of one length": (("CHAR(5)", "CHAR(5)", "CHAR(5) COLLATE utf8mb4_bin"), "a", "b"),
     "bytes": (("BLOB", "BYTEA", "VARBINARY(20)"), bytearray(b"a"), bytearray(b"a ")),
     "numbers": (("INTEGER", "BIGINT", "BIGINT"), 1, 2**40),
+    "numbers as texts": (("TEXT", "TEXT", "VARCHAR(20)"), 1, 2**40),
+    "texts as numbers": (("INTEGER", "BIGINT", "BIGINT"), "5", "6"),
+    "dates as times": (
+        ("DATETIME", "TIMESTAMP", "DATETIME"),
+        dt.date(2026, 11, 29),
+        dt.date(2026, 11, 30),
+    ),
     "decimals": ((None, "NUMERIC(10, 3)", "DECIMAL(10, 3)"), Decimal("1.5"), Decimal("1.501")),
     "truth": (("BOOLEAN", "BOOLEAN", "BOOLEAN"), True, False),
     "dates": (("DATE", "DATE", "DATE"), dt.date(2026, 11, 29), dt.date(2026, 11, 30)),
@@ -198,6 +205,15 @@ def test_keys_that_the_database_keeps_as_they_are_are_taken(table, case):
     for _ in range(2):
         inserts([(first, 1), (second, 2)])
     assert len(table.rows("amount")) == 2
+
+
+def test_a_text_with_a_space_at_its_end_beside_one_that_is_filled_up(table):
+    kind = "VARCHAR(9) COLLATE utf8mb4_bin" if table.engine.dialect.name == "mysql" else "VARCHAR(9)"
+    table.create(f"order_id {kind} NOT NULL, shop CHAR(5) NOT NULL, PRIMARY KEY (order_id, shop)")
+    inserts = table.inserts(("order_id", "shop"))
+    for _ in range(2):
+        inserts([("x ", "y"), ("z", "y")])
+    assert len(table.rows("shop")) == 2
 
 
 @pytest.mark.parametrize("table", ["postgres"], indirect=True)

@@ -108,7 +108,7 @@ WRONG = {
     ),
     "another unique key refuses": (
         "INSERT INTO {} VALUES ('other', 7)",
-        "(?i)duplicate|cannot be null",
+        "(?i)duplicate|would be lost",
         "DELETE FROM {} WHERE k = 'other'",
     ),
     "a column is too narrow": ("ALTER TABLE {} {narrow}", "(?i)too long", "ALTER TABLE {} {wide}"),
