@@ -136,7 +136,7 @@ def _take_turn(ledger: RunLedger, handle: RunHandle) -> None:
                     handle.ref, ledger.standing_of([handle.ref.token])[handle.ref.token], handle.store.where
                 )
             continue
-        if ledger.abort_lapsed(owner.token, handle.ref):
+        if ledger.abort_other(owner.token, other, handle.ref):
             continue
         if not patience.wait(
             handle.ref, partial("the turn of its consumer, which has {}".format, other), _POLL_S

@@ -12,12 +12,10 @@ from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.publication import Publication
 from idempotent.adapters.spark.run import DEFAULT_CHUNK, IdempotentRun
 from idempotent.adapters.spark.session import classic_context
-from idempotent.logs import EventLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-log = EventLog(__name__)
 _QUERY: Final = "sql.streaming.queryId"
 
 
@@ -82,7 +80,6 @@ def foreach_batch(
             takeover=takeover,
         ) as run:
             if run.is_committed:
-                log.info("batch_already_committed", extra={"run": run.run_id})
                 return
             new = run.dedup(batch, key=key, order_by=order_by, payload=payload, unique=unique)
             staged = run.stage(new, staging)

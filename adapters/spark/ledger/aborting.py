@@ -72,7 +72,7 @@ def abort_as_seen(ledger: RunLedger, row: RunRow, *, unpublished: bool, by: str)
         try:
             aborted = ledger.store.change_run(row.ref.token, change)
         except StoreBusyError as busy:
-            raise held_by_transaction(row) from busy
+            raise held_by_transaction(row, busy) from busy
         if not aborted:
             raise _changed(row)
         log.warning("run_aborted", extra={"run": str(row.ref), "by": by})
@@ -105,7 +105,7 @@ def end_lease_as_seen(ledger: RunLedger, row: RunRow) -> bool:
     try:
         ended = ledger.store.change_run(row.ref.token, change)
     except StoreBusyError as busy:
-        raise held_by_transaction(row) from busy
+        raise held_by_transaction(row, busy) from busy
     if not ended:
         raise _changed(row)
     return True

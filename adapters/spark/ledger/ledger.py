@@ -148,7 +148,7 @@ class RunLedger:
                 try:
                     row = self._resume(newest, fingerprint, lease_us, takeover=takeover)
                 except StoreBusyError as busy:
-                    held = held_by_transaction(newest)
+                    held = held_by_transaction(newest, busy)
                     if not patience.wait(newest.ref, partial(str, held), _POLL_S):
                         raise held from busy
                     continue
@@ -260,21 +260,20 @@ class RunLedger:
         change = RunChange(within, to=RunState.ABORTED, epoch=ref.epoch)
         self._change(ref, change, done=frozenset({RunState.ABORTED}))
 
-    def abort_lapsed(self, token: int, by: RunRef | None = None) -> bool:
-        """OPEN -> ABORTED iff its lease has ended by the store's clock, and no transaction of its handlers is open.
-
-        Args:
-            token: of the run.
-            by: the run that meets its keys, for the log; None: it is too old to be prepared.
-        """
+    def abort_lapsed(self, token: int) -> bool:
+        """OPEN -> ABORTED iff its lease has ended by the store's clock, and no transaction of its handlers is open."""
         change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED, only_lapsed=True)
         try:
-            aborted = self.store.change_run(token, change)
+            return self.store.change_run(token, change)
         except StoreBusyError:
             return False
-        if aborted and by is not None:
-            run = self.standing_of([token])[token].run_id
-            log.warning("run_aborted", extra={"run": f"run {run!r}", "by": str(by)})
+
+    def abort_other(self, token: int, other: Standing, by: RunRef) -> bool:
+        """`abort_lapsed`, of another run of the consumer, for a run that meets its keys."""
+        aborted = self.abort_lapsed(token)
+        if aborted:
+            name = f"run {other.run_id!r} of consumer {by.consumer!r}"
+            log.warning("run_aborted", extra={"run": name, "by": str(by)})
         return aborted
 
     # Mode dedup: which run owns a key. Whether a claim counts depends on its run: see RunState

@@ -11,6 +11,7 @@ from idempotent.errors import (
     RunConflictError,
     RunFencedError,
     RunInputChangedError,
+    StoreBusyError,
     StoreReplacedError,
     UnknownRunError,
     UnpublishedClaimsError,
@@ -129,12 +130,12 @@ def another_driver(row: RunRow) -> RunConflictError:
     )
 
 
-def held_by_transaction(row: RunRow) -> RunConflictError:
-    """The error for a run whose row the transaction of an attempt has, as that of a transactional handler does."""
+def held_by_transaction(row: RunRow, busy: StoreBusyError) -> RunConflictError:
+    """The error for a run whose row somebody's transaction has, as that of a transactional handler does."""
     return RunConflictError(
-        f"{row.ref} is {row.state.name}, and a transaction of one of its handlers has not ended: its process works on, "
-        f"or is paused. Let it go on, or end it or its session in the database. Its driver: {row.holder}. Type: "
-        f"{command('show', row.ref)}"
+        f"{row.ref} is {row.state.name}, and cannot be changed ({busy}). If a transaction of one of its handlers has "
+        "not ended, its process works on, or is paused: let it go on, or end it or its session in the database. Its "
+        f"driver: {row.holder}. Type: {command('show', row.ref)}"
     )
 
 

@@ -236,7 +236,7 @@ class RunClaims:
             return self._steal(seen, keys, marks, decided)
         if owner.state is RunState.UNKNOWN:
             return _Step.LOST  # normal once: gc may have deleted claim and run since the claim was read
-        if owner.state is RunState.OPEN and self._ledger.abort_lapsed(seen.token, self._ref):
+        if owner.state is RunState.OPEN and self._ledger.abort_other(seen.token, owner, self._ref):
             return _Step.AGAIN
         return self._meet_live(seen.token, owner, keys, marks, decided)
 

@@ -217,9 +217,15 @@ class RunChange:
     output_ref: str | None = None
 
     @property
-    def takes_run(self) -> bool:
-        """Whether it is another driver's or another run's, which must not wait for a process that may be paused."""
-        return self.resumes or self.only_lapsed
+    def lock_s(self) -> int | None:
+        """Seconds to wait for a transaction that has the row; None: as the database does.
+
+        Whoever is not the run's driver must not wait for a process that may be paused. A driver that takes over keeps
+        its place in the queue for longer, or handlers that live would always be before it.
+        """
+        if self.resumes:
+            return 10
+        return 1 if self.only_lapsed or (self.lease_us is not None and self.lease_us < 0) else None
 
     def holds(self, row: RunRow, now_us: int, owned: int) -> bool:
         """Whether all conditions hold for this row and number of claims at this time of the store's clock."""

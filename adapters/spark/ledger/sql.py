@@ -30,7 +30,7 @@ from idempotent.forks import free_in_child
 from idempotent.keys import SHOWN, Key, KeySpace
 from idempotent.schema import runs_name
 from idempotent.stores.sql.connections import Connections
-from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
+from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query, transaction
 from idempotent.stores.sql.detached import DetachedConnections
 from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.stores.sql.engines import engine_from
@@ -59,7 +59,7 @@ class SqlRunStore(RunStore):
         self._file = _SqliteFile.of(self._engine)
         self._connections = Connections(self._engine, self._table)
         # For what must not wait long for the transaction of a handler, whose process may be paused.
-        self._brief = Connections(self._engine, self._table, waits_briefly=True)
+        self._brief = Connections(self._engine, self._table)
         self._handlers = DetachedConnections(self._engine, autocommit=False)
         self._tables: _Tables | None = None
         self._lock = free_in_child(Lock())
@@ -82,14 +82,7 @@ class SqlRunStore(RunStore):
 
     def change_run(self, token: int, change: RunChange) -> bool:
         if change.owned is None or change.epoch is None:
-            if not change.takes_run:
-                return self._run(lambda db, on: on.runs.change(db, token, change))
-
-            def taken(db: DriverConnection, on: _Tables) -> bool:
-                on.runs.wait_briefly(db)
-                return on.runs.change(db, token, change)
-
-            return self._run(taken, atomically=True, briefly=True)
+            return self._run(lambda db, on: on.runs.change(db, token, change), lock_s=change.lock_s)
         owned, epoch = change.owned, change.epoch
 
         def counted(db: DriverConnection, on: _Tables) -> bool:
@@ -125,7 +118,9 @@ class SqlRunStore(RunStore):
     def give_up(
         self, attempt: bytes, hashes: Sequence[bytes], state: ClaimState = ClaimState.PENDING
     ) -> None:
-        self._run(lambda db, on: on.claims.give_up(db, attempt, hashes, state))
+        # A claim that is DONE may be another transaction's by now.
+        lock_s = 1 if state is ClaimState.DONE else None
+        self._run(lambda db, on: on.claims.give_up(db, attempt, hashes, state), lock_s=lock_s)
 
     def transaction(self, claim: Callable[[RunStore], T]) -> tuple[T, EffectTransaction]:
         """Begin a transaction, and claim in it: `claim` gets this store within it, and may be called again."""
@@ -160,12 +155,19 @@ class SqlRunStore(RunStore):
         work: Callable[[DriverConnection, _Tables], T],
         *,
         atomically: bool = False,
-        briefly: bool = False,
+        lock_s: int | None = None,
     ) -> T:
         connections, tables = self._current()
-        connections = self._brief if briefly else connections
-        run = connections.run_atomically if atomically else connections.run
-        return run(lambda db: work(db, tables))
+        if lock_s is None:
+            run = connections.run_atomically if atomically else connections.run
+            return run(lambda db: work(db, tables))
+
+        def limited(db: DriverConnection) -> T:
+            with transaction(db):
+                tables.runs.limit_waits(db, lock_s)
+                return work(db, tables)
+
+        return self._brief.run(limited, retry_locked=False)
 
     def _current(self) -> tuple[Connections, _Tables]:
         with self._lock:
@@ -305,10 +307,15 @@ class RunTable:
         """Wait for the claims that are under way, and let no other begin before the end of this transaction."""
         query(connection, self._lock, (token,))
 
-    def wait_briefly(self, connection: DriverConnection) -> None:
-        """Let this transaction of PostgreSQL's wait a second for a lock, as the brief sessions of MySQL do."""
-        if self._dialect.name == "postgresql":
-            execute(connection, "SET LOCAL lock_timeout TO '1s'")
+    def limit_waits(self, connection: DriverConnection, seconds: int) -> None:
+        """Let this transaction wait so long for locks: on SQLite as its URL says."""
+        if self._dialect.name == "mysql":
+            execute(connection, f"SET SESSION innodb_lock_wait_timeout={seconds:d}")
+        elif self._dialect.name == "postgresql":
+            # Its limit for a lock begins again with each transaction that has the lock meanwhile.
+            limits = f"set_config('lock_timeout', '{seconds}s', true)"
+            limits += f", set_config('statement_timeout', '{seconds + 1}s', true)"
+            query(connection, f"SELECT {limits}")
 
     def insert(
         self, connection: DriverConnection, ref: RunRef, fingerprint: bytes | None, lease_us: int
