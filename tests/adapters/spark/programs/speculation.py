@@ -81,7 +81,6 @@ def main():
             time.sleep(9)
             return {
                 "never": HANDLED - len(at_return),
-                "pending": claims[ClaimState.PENDING],
                 "done": claims[ClaimState.DONE],
                 "twice": sum(times > 1 for times in done.times.values()),
                 "attempts": sorted(attempts.times),
