@@ -91,8 +91,12 @@ class Runs:
         ]
         again = [each.key for each in mine if each.redelivered]
         answers: list[Decision] = []
+        give_back: Callable[[], object] | None = None
         try:
-            answers = self._begin_again(mine, claim) if again else claim(mine) if mine else []
+            if again:
+                answers, give_back = self._begin_again(mine, claim)
+            elif mine:
+                answers = claim(mine)
         finally:
             claims = {
                 each.key: answer.claim for each, answer in zip(mine, answers, strict=False) if answer.claim
@@ -102,7 +106,7 @@ class Runs:
         if claims:
             run.transaction = next(iter(claims.values())).transaction
             ended = [key for key in again if key in claims]
-            run.transaction.on_end = partial(self._end, run, list(claims), ended)
+            run.transaction.on_end = partial(self._end, run, list(claims), ended, give_back)
         if len(mine) == len(requests):
             return answers
         decisions = {each.key.hash: answer for each, answer in zip(mine, answers, strict=True)}
@@ -118,8 +122,14 @@ class Runs:
         finally:
             self._forget(keys, run)
 
-    def _begin_again(self, requests: Sequence[ClaimRequest], claim: _Claims) -> list[Decision]:
-        """Claim what does not wait because its process died, and note the starts of what is redelivered."""
+    def _begin_again(
+        self, requests: Sequence[ClaimRequest], claim: _Claims
+    ) -> tuple[list[Decision], Callable[[], object] | None]:
+        """Claim what does not wait because its process died, and note the starts of what is redelivered.
+
+        Returns:
+            The decisions, and what is left to call when the transaction ends: while it is open it has SQLite's file.
+        """
         again = [request for request in requests if request.redelivered]
         leaving = {request.key.hash for request in again if request.on_lapsed is Lapsed.LEAVE}
         deaths = self.note([request.key for request in again], leaving)
@@ -131,14 +141,18 @@ class Runs:
                 answers = claim(rest)
                 decisions = {each.key.hash: answer for each, answer in zip(rest, answers, strict=True)}
         finally:
-            self._give_back([each.key for each in rest if each.redelivered], decisions, deaths)
+            rest_again = [each.key for each in rest if each.redelivered]
+            give_back = partial(self._give_back, rest_again, dict(decisions), deaths)
+            has_file = self._store.has_one_writer and any(each.claim for each in decisions.values())
+            if not has_file:
+                give_back()
         for hashed, died in deaths.items():
             decisions[hashed] = (
                 Decision(Verdict.IN_PROGRESS, deaths=died)
                 if hashed in left
                 else _after_deaths(decisions[hashed], died)
             )
-        return [decisions[request.key.hash] for request in requests]
+        return [decisions[request.key.hash] for request in requests], give_back if has_file else None
 
     def note(self, keys: Sequence[Key], leaving: Collection[bytes]) -> Mapping[bytes, int]:
         """Note that these start. Returns the deaths of those that have died, by hash; `leaving` are not noted then."""
@@ -182,10 +196,18 @@ class Runs:
             self._open.pop(hashed, None)
         return True
 
-    def _end(self, run: _Run, keys: Sequence[Key], noted_keys: Sequence[Key]) -> None:
-        """End the runs of a transaction."""
+    def _end(
+        self,
+        run: _Run,
+        keys: Sequence[Key],
+        noted_keys: Sequence[Key],
+        give_back: Callable[[], object] | None,
+    ) -> None:
+        """End the runs of a transaction, and give back what has not run."""
         self._forget(keys, run)
         self._end_starts(noted_keys)
+        if give_back is not None:
+            give_back()
 
     def _end_starts(self, keys: Sequence[Key]) -> None:
         """Tell the store that these have ended. What it does not record, this process owes it."""

@@ -14,6 +14,7 @@ from idempotent.keys import KeySpace
 from idempotent.message import Position
 from idempotent.observe import Observer
 from tests.checkers.sql.booking import consumer_of, only
+from tests.support.logs import logged
 
 KEY = KeySpace("orders", "default").key("1")
 AGAIN = Message("orders", id="1", redelivered=True)
@@ -309,3 +310,13 @@ def test_a_copy_whose_key_another_process_holds_waits_without_a_start(sql_store)
     assert time.monotonic() - began < 30.0, "it waited for the lock, with its start noted"
     assert rows_of(sql_store) == 0
     holder.release(claim)
+
+
+def test_what_a_group_does_not_run_waits_for_no_lock_of_the_group_itself(sql_store, caplog):
+    """A duplicate beside a new message: on SQLite the transaction of the new one has the file."""
+    consumer = consumer_of(sql_store, sql_store.transactional(), lambda *_: None)
+    assert consumer.process(replace(AGAIN, redelivered=False)).outcome is Outcome.PROCESSED
+    results = consumer.process_many([AGAIN, Message("orders", id="2", redelivered=True)])
+    assert [each.outcome for each in results] == [Outcome.DUPLICATE, Outcome.PROCESSED]
+    assert rows_of(sql_store) == 0
+    assert logged(caplog, "run_end_not_recorded") == []
