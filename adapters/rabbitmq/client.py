@@ -105,7 +105,10 @@ def plain_error(error: BaseException) -> BaseException:
         return ConnectionError(f"the connection was lost while it was being opened ({error})")
     if isinstance(error, pika_errors.IncompatibleProtocolError):
         # May be temporary: a proxy before a starting broker causes the same error.
-        return ConnectionError("it does not speak AMQP 0-9-1; a TLS port needs amqps://")
+        return ConnectionError(
+            "it closed the connection before a word of AMQP 0-9-1: its broker is away behind a proxy, or it is a TLS "
+            "port, which needs amqps://"
+        )
     inner = _cause(error)
     if inner is not None:
         return plain_error(inner)
