@@ -64,10 +64,11 @@ class RabbitMqAdapter(Adapter):
 
     Args:
         url: `amqp://user:password@host:5672/vhost`, `amqps://` for TLS; several hosts are separated by commas.
-        prefetch: unacknowledged deliveries of a queue that the broker may send, 1 to 65535. By default twice the
-            worker's `concurrency` x `batch_size`; that grows while handlers wait for the broker (to about 200) or
-            deliveries for their key or copy (to about 1000), until one has waited for a handler for a second. With
-            `x-single-active-consumer` on the queue it cannot grow: set a number.
+        prefetch: how many unacknowledged deliveries of a queue the broker may send, 1 to 65535. None: twice the
+            worker's `concurrency` x `batch_size` at first. Then it changes by itself: it grows to about 200 while fast
+            handlers wait for the broker, to about 1000 while deliveries wait for their key or for the confirmation of
+            their copy, and returns to the first number when a delivery has waited for a handler for a second. Set a
+            number for a queue with `x-single-active-consumer`, for which it cannot grow.
         ack: when messages are acknowledged; one of `AckMode` or its value.
         ack_batch: for `batched`: messages per acknowledgement; default: half the prefetch, at most 64.
         ack_interval_s: for `batched`: the longest wait for a batch to fill, in seconds.
