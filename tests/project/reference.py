@@ -1,4 +1,4 @@
-"""What the code says of itself, for the pages of docs/reference: public names, options and commands.
+"""What the code says of itself, for the pages of docs/: public names, options and commands; and the changelog.
 
 A page has marks, which are comments where its Markdown is read as it is; for the site, docs/conf.py fills them:
 
@@ -6,6 +6,7 @@ A page has marks, which are comments where its Markdown is read as it is; for th
     <!-- names: idempotent.worker.probes HealthServer -->   these names of a module; `*Error`: all that end so
     <!-- options: adapters -->                              a table for each class that a URL makes; or `checkers`
     <!-- commands -->                                       the help of each command
+    <!-- changelog -->                                      CHANGELOG.md, on a page of docs/ itself
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from idempotent.validation import keywords
 from tests.project.house import ROOT, product, tree_of
 
 PAGES: Final = ROOT / "docs" / "reference"
-_MARK: Final = re.compile(r"^<!-- (names|options|commands)(?:: (.+?))? -->$", re.MULTILINE)
+_MARK: Final = re.compile(r"^<!-- (names|options|commands|changelog)(?:: (.+?))? -->$", re.MULTILINE)
 _CODE: Final = re.compile(r"(?<!`)`([^`]+)`(?!`)(?=(\w)?)")
 _ARGUMENT: Final = re.compile(r"^    (\w+): ((?:.+\n?)(?:     +.+\n?)*)", re.MULTILINE)
 _ANNOTATION: Final = re.compile("(: |-> )'([^']*)'")
@@ -249,8 +250,15 @@ def _commands() -> Iterator[str]:
         yield from (f"## `{words}`", "", "```text", command.get_help(context), "```", "")
 
 
+def _changelog() -> Iterator[str]:
+    """The changelog below its title; its links lead from the root of the repository, those of the page from docs/."""
+    _, _, below = (ROOT / "CHANGELOG.md").read_text().partition("\n\n")
+    yield below.replace("](docs/", "](")
+
+
 _FILLERS: Final[Mapping[str, Callable[..., Iterable[str]]]] = {
     "names": _names,
     "options": _options,
     "commands": _commands,
+    "changelog": _changelog,
 }

@@ -38,7 +38,7 @@ from tests.project import architecture
 from tests.project.house import ROOT, name_of
 from tests.support.privileges import SQL as SQL_PRIVILEGES
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LANGUAGES = {"python", "sh", "console", "text", "mermaid"}
 # Pages whose other snippets have a test of their own, in tests/pages/.
 MORE_LANGUAGES = {"cookbook.md": {"sql"}, "kubernetes.md": {"yaml", "ini"}}

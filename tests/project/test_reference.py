@@ -116,6 +116,15 @@ def test_the_index_of_the_site_has_each_page_once():
     )
 
 
+def test_the_changelog_is_a_page_whose_links_lead_to_other_pages():
+    docs = ROOT / "docs"
+    page = filled((docs / "changelog.md").read_text())
+    assert "## [Unreleased]" in page
+    targets = re.findall(r"\]\(([^)#:]+)[^):]*\)", page)
+    assert len(targets) > 50
+    assert [target for target in targets if not (docs / target).exists()] == []
+
+
 def test_a_page_of_the_reference_is_complete_as_markdown():
     page = in_markdown("<!-- names: idempotent.errors -->\n\n<!-- names: idempotent.keys -->")
     assert (
