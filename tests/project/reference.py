@@ -1,4 +1,4 @@
-"""What the code says of itself, for the pages of docs/: public names, options and commands; and the changelog.
+"""What the code says of itself, for the pages of docs/: public names, options and commands; extras, changelog.
 
 A page has marks, which are comments where its Markdown is read as it is; for the site, docs/conf.py fills them:
 
@@ -6,6 +6,7 @@ A page has marks, which are comments where its Markdown is read as it is; for th
     <!-- names: idempotent.worker.probes HealthServer -->   these names of a module; `*Error`: all that end so
     <!-- options: adapters -->                              a table for each class that a URL makes; or `checkers`
     <!-- commands -->                                       the help of each command
+    <!-- extras -->                                         the extras of the package, with what each brings
     <!-- changelog -->                                      CHANGELOG.md, on a page of docs/ itself
 """
 
@@ -15,6 +16,7 @@ import ast
 import importlib
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from fnmatch import filter as matching
@@ -30,11 +32,13 @@ from idempotent.validation import keywords
 from tests.project.house import ROOT, product, tree_of
 
 PAGES: Final = ROOT / "docs" / "reference"
-_MARK: Final = re.compile(r"^<!-- (names|options|commands|changelog)(?:: (.+?))? -->$", re.MULTILINE)
+_MARK: Final = re.compile(r"^<!-- (names|options|commands|extras|changelog)(?:: (.+?))? -->$", re.MULTILINE)
 _CODE: Final = re.compile(r"(?<!`)`([^`]+)`(?!`)(?=(\w)?)")
 _ARGUMENT: Final = re.compile(r"^    (\w+): ((?:.+\n?)(?:     +.+\n?)*)", re.MULTILINE)
 _ANNOTATION: Final = re.compile("(: |-> )'([^']*)'")
 _WIDTH: Final = 96
+# What only a checkout needs.
+_OUR_EXTRAS: Final = frozenset({"bench", "dev", "docs"})
 
 
 class Name(NamedTuple):
@@ -250,6 +254,14 @@ def _commands() -> Iterator[str]:
         yield from (f"## `{words}`", "", "```text", command.get_help(context), "```", "")
 
 
+def _extras() -> Iterator[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    yield from ("| extra | brings |", "|---|---|")
+    for extra, brought in project["optional-dependencies"].items():
+        if extra not in _OUR_EXTRAS:
+            yield f"| `{extra}` | {', '.join(f'`{each}`' for each in brought)} |"
+
+
 def _changelog() -> Iterator[str]:
     """The changelog below its title; its links lead from the root of the repository, those of the page from docs/."""
     _, _, below = (ROOT / "CHANGELOG.md").read_text().partition("\n\n")
@@ -260,5 +272,6 @@ _FILLERS: Final[Mapping[str, Callable[..., Iterable[str]]]] = {
     "names": _names,
     "options": _options,
     "commands": _commands,
+    "extras": _extras,
     "changelog": _changelog,
 }

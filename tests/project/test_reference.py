@@ -68,10 +68,11 @@ def test_a_page_of_the_reference_names_what_exists():
 
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=name_of)
 def test_every_mark_of_a_page_is_one_that_is_filled(page):
-    marks = re.findall("<!-- (?:names|options|commands).*?-->", page.read_text())
+    marks = re.findall("<!-- (?:names|options|commands|extras).*?-->", page.read_text())
     assert "<!--" not in filled("\n".join(mark for mark in marks if "names:" not in mark))
     assert all(
-        re.fullmatch(r"<!-- (names: [\w.]+( [\w*]+)*|options: \w+|commands) -->", mark) for mark in marks
+        re.fullmatch(r"<!-- (names: [\w.]+( [\w*]+)*|options: \w+|commands|extras) -->", mark)
+        for mark in marks
     )
 
 
@@ -114,6 +115,12 @@ def test_the_index_of_the_site_has_each_page_once():
     assert sorted(listed) == sorted(
         page for page in pages if not page.startswith("decisions/0") and page != "index.md"
     )
+
+
+def test_the_page_about_the_installation_has_the_extras_that_users_need():
+    page = filled((PAGES / "install.md").read_text())
+    assert "| `rabbitmq` | `pika>=" in page
+    assert "| `dev` |" not in page
 
 
 def test_the_changelog_is_a_page_whose_links_lead_to_other_pages():
