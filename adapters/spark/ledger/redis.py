@@ -75,9 +75,9 @@ def _script(name: str) -> Lua:
 
 
 _RUN_INSERT, _RUN_CHANGE = _script("insert_run"), _script("change_run")
-_RUN_READ, _RUN_FIELDS = _script("read_run"), _script("fields")
-# In the order of `read_run.lua`, but for the key; a manifest may be large, so another field is in its place.
-_LISTED: Final = b"k state generation epoch fingerprint output_ref lease began prepared none driver".split()
+_READ_RUNS: Final = _script("read_runs")
+# As `RunRow.stored` takes them, between the token and the store's clock.
+_FIELDS: Final = b"generation state epoch fingerprint output_ref lease began prepared driver".split()
 _CLAIM, _STEAL = _script("claim"), _script("steal")
 _HOLD, _TAKE_OVER, _FINISH = _script("hold"), _script("take_over"), _script("finish")
 _RENEW_PENDING, _GIVE_UP = _script("renew_pending"), _script("give_up")
@@ -102,29 +102,29 @@ class RedisRunStore(RunStore):
         """Connect at the first use."""
         self._store = RedisStore(open_client(config.url), config.prefix)
         super().__init__(f"Redis {self._store.where}", retention_s=config.retention_s)
-        self._names = Names(config.prefix)
+        self._prefix = config.prefix
+        self._runs = f"{config.prefix}run:".encode()
+        self._claims = f"{config.prefix}claim:".encode()
         self._retention_ms = -(-self.retention.us // 1000)
         # Longer than any claim, so that each claim's run is still known.
         self._keep_ms = self._retention_ms + self.retention.margin_us // 1000 + _SLACK_MS
 
     def newest(self, consumer: str, run_id: str) -> RunRow | None:
-        row = self._store.run(_RUN_READ, [self._names.newest(consumer, run_id)], [self._names.runs])
-        return _run_row((consumer, run_id), int(row[1]), row) if row else None
+        return self._read((consumer, run_id), self._pointer(consumer, run_id), pointer_to=self._runs)
 
     def find(self, ref: RunRef) -> RunRow | None:
-        row = self._store.run(_RUN_READ, [self._names.run(ref.token)], ())
-        return _run_row((ref.consumer, ref.run_id), ref.token, row) if row else None
+        return self._read((ref.consumer, ref.run_id), self._run(ref.token), token=ref.token)
 
     def standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
         return {row.ref.token: row.standing for row in self._rows(tokens)}
 
     def count_owned(self, ref: RunRef) -> int:
         with self._store.edge():
-            stored: Any = self._store.client.hget(self._names.run(ref.token).decode(), "owned")
+            stored: Any = self._store.client.hget(self._run(ref.token).decode(), "owned")
         return int(stored or 0)
 
     def insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
-        names = [self._names.newest(ref.consumer, ref.run_id), self._names.run(ref.token)]
+        names = [self._pointer(ref.consumer, ref.run_id), self._run(ref.token)]
         key = KeySpace(ref.consumer, "run").key(ref.run_id).text.encode()
         told = (ref.token, _text(newest), ref.generation, fingerprint or b"", lease_us)
         self._store.run(
@@ -148,14 +148,15 @@ class RedisRunStore(RunStore):
             self._memory() if change.resumes else b"",
             this_driver().encode(),
         )
-        return bool(self._store.run(_RUN_CHANGE, [self._names.run(token)], arguments))
+        return bool(self._store.run(_RUN_CHANGE, [self._run(token)], arguments))
 
     def listed(self, states: Collection[RunState], consumer: str | None = None) -> Iterator[RunRow]:
         wanted = None if consumer is None else names_in(KeySpace(consumer, "run").key("").text)[0]
+        escaped = "".join(f"\\{each}" if each in "*?[]\\" else each for each in self._prefix)
         seen: set[int] = set()
         with self._store.edge():
             client: Any = self._store.client
-            found = client.scan_iter(match=self._names.any_run, count=MAX_ROWS, _type="HASH")
+            found = client.scan_iter(match=f"{escaped}run:*", count=MAX_ROWS, _type="HASH")
             while page := list(islice(found, MAX_ROWS)):
                 texts = (name.decode() if isinstance(name, bytes) else name for name in page)
                 # SCAN may return a name twice.
@@ -167,14 +168,24 @@ class RedisRunStore(RunStore):
 
     def _rows(self, tokens: Collection[int]) -> Iterator[RunRow]:
         """The runs that are stored, without manifests."""
-        now_us, *rows = self._store.run(_RUN_FIELDS, [self._names.run(token) for token in tokens], _LISTED)
-        for token, (key, *row) in zip(tokens, rows, strict=True):
+        wanted = [b"", b"k", *_FIELDS]
+        now_us, *rows = self._store.run(_READ_RUNS, [self._run(token) for token in tokens], wanted)
+        for token, (_, key, *fields) in zip(tokens, rows, strict=True):
             if key is not None:
-                yield _run_row(names_in(key.decode()), token, [now_us, None, *row])
+                yield RunRow.stored(names_in(key.decode()), [token, *fields, now_us, None])
+
+    def _read(
+        self, names: tuple[str, str], name: bytes, *, pointer_to: bytes = b"", token: int = 0
+    ) -> RunRow | None:
+        """The run that has this name, or to which the pointer of this name points; None if it is not stored."""
+        wanted = [pointer_to, *_FIELDS, b"manifest"]
+        now_us, (found, *fields, manifest) = self._store.run(_READ_RUNS, [name], wanted)
+        stored = fields[0] is not None
+        return RunRow.stored(names, [found or token, *fields, now_us, manifest]) if stored else None
 
     def lost(self, token: int) -> str | None:
         with self._store.edge():
-            stored: Any = self._store.client.hget(self._names.run(token).decode(), "memory")
+            stored: Any = self._store.client.hget(self._run(token).decode(), "memory")
         if stored is None:
             return None
         before = stored if isinstance(stored, bytes) else str(stored).encode()
@@ -198,13 +209,14 @@ class RedisRunStore(RunStore):
         return self.insert_owned(Owner(0, 0), hashes, None)
 
     def steal(self, owner: Owner, seen: Owner, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
-        hashes = [key_hash for key_hash, _ in keys]
+        hashes, marks = zip(*keys, strict=True)
         arguments: list[bytes | int] = [
             self._retention_ms,
             _owned_value(owner),
             owner.mark,
-            *_token_and_mark(seen),
-            *_marks(keys),
+            seen.token.to_bytes(8),
+            seen.mark.to_bytes(4),
+            *([mark or b"" for mark in marks] if any(marks) else []),
         ]
         return _confirmed(hashes, self._store.run(_STEAL, self._with_run(owner.token, hashes), arguments))
 
@@ -224,7 +236,7 @@ class RedisRunStore(RunStore):
             _pending_head(holder),
             holder.lease_us,
             holder.epoch,
-            *map(_attempt_and_lease, seen),
+            *(_ATTEMPT_AND_LEASE.pack(row.attempt, row.lease_until_us) for row in seen),
         ]
         return _confirmed(
             hashes, self._store.run(_TAKE_OVER, self._with_run(holder.token, hashes), arguments)
@@ -238,7 +250,7 @@ class RedisRunStore(RunStore):
         return self._of_attempt(_RENEW_PENDING, hashes, attempt, lease_us)
 
     def give_up(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
-        self._store.run(_GIVE_UP, [self._names.claim(key_hash) for key_hash in hashes], (attempt,))
+        self._store.run(_GIVE_UP, [self._claims + key_hash for key_hash in hashes], (attempt,))
 
     def close(self) -> None:
         with self._store.edge():
@@ -248,12 +260,20 @@ class RedisRunStore(RunStore):
     def _of_attempt(
         self, script: Lua, hashes: Sequence[bytes], attempt: bytes, *arguments: bytes | int
     ) -> set[bytes]:
-        names = [self._names.claim(key_hash) for key_hash in hashes]
+        names = [self._claims + key_hash for key_hash in hashes]
         return _confirmed(hashes, self._store.run(script, names, (self._retention_ms, attempt, *arguments)))
 
     def _with_run(self, token: int, hashes: Iterable[bytes]) -> list[bytes]:
-        claim = self._names.claims
-        return [self._names.run(token), *[claim + key_hash for key_hash in hashes]]
+        claim = self._claims
+        return [self._run(token), *[claim + key_hash for key_hash in hashes]]
+
+    def _run(self, token: int) -> bytes:
+        """The name of a run."""
+        return self._runs + str(token).encode()
+
+    def _pointer(self, consumer: str, run_id: str) -> bytes:
+        """The name of the pointer to the newest generation."""
+        return f"{self._prefix}newest:{KeySpace(consumer, 'run').key(run_id).token}".encode()
 
     def _memory(self) -> bytes:
         """The server's run and the number of its evictions. If either changes, claims may be gone."""
@@ -261,10 +281,6 @@ class RedisRunStore(RunStore):
             server: Any = self._store.client.info("server")
             stats: Any = self._store.client.info("stats")
         return f"{server.get('run_id', '')}:{stats.get('evicted_keys', 0)}".encode()
-
-
-def _marks(keys: Sequence[tuple[bytes, bytes | None]]) -> list[bytes]:
-    return [mark or b"" for _, mark in keys] if any(mark for _, mark in keys) else []
 
 
 def _confirmed(hashes: Sequence[bytes], answers: Sequence[int]) -> set[bytes]:
@@ -275,68 +291,6 @@ def _text(number: int | None) -> bytes:
     return b"" if number is None else b"%d" % number
 
 
-def _run_row(names: tuple[str, str], token: int, row: Sequence[Any]) -> RunRow:
-    (
-        now_us,
-        _,
-        state,
-        generation,
-        epoch,
-        fingerprint,
-        output_ref,
-        lease_until,
-        began_at,
-        prepared,
-        manifest,
-        driver,
-    ) = row
-    return RunRow(
-        ref=RunRef(*names, int(generation), token, int(epoch)),
-        state=RunState(int(state)),
-        fingerprint=fingerprint or None,
-        output_ref=None if output_ref is None else output_ref.decode(),
-        lease_until_us=int(lease_until),
-        began_at_us=int(began_at),
-        now_us=now_us,
-        prepared=int(prepared),
-        manifest=manifest,
-        driver=driver.decode(),
-    )
-
-
-class Names:
-    """The names under one prefix.
-
-    Args:
-        prefix: the start of all names.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        """Encode the prefix once."""
-        self.runs: Final = f"{prefix}run:".encode()
-        escaped = "".join(f"\\{each}" if each in "*?[]\\" else each for each in prefix)
-        self.any_run: Final = f"{escaped}run:*"
-        self.claims: Final = f"{prefix}claim:".encode()
-        self._newest = f"{prefix}newest:"
-
-    def newest(self, consumer: str, run_id: str) -> bytes:
-        """The name of the pointer to the newest generation."""
-        return (self._newest + KeySpace(consumer, "run").key(run_id).token).encode()
-
-    def run(self, token: int) -> bytes:
-        """The name of a run."""
-        return self.runs + str(token).encode()
-
-    def claim(self, key_hash: bytes) -> bytes:
-        """The name of a claim."""
-        return self.claims + key_hash
-
-
-def _token_and_mark(owner: Owner) -> tuple[bytes, bytes]:
-    """An owner's token and mark, each as it is stored in claims."""
-    return owner.token.to_bytes(8), owner.mark.to_bytes(4)
-
-
 def _owned_value(owner: Owner) -> bytes:
     """An OWNED claim without its fingerprint."""
     return _OWNED.pack(owner.token, ClaimState.OWNED, owner.mark, owner.frame)
@@ -345,11 +299,6 @@ def _owned_value(owner: Owner) -> bytes:
 def _pending_head(holder: Holder) -> bytes:
     """A PENDING claim without its lease."""
     return _PENDING.pack(holder.token, ClaimState.PENDING, holder.epoch, holder.attempt)
-
-
-def _attempt_and_lease(row: PendingRow) -> bytes:
-    """Attempt and lease of a claim, as it was read."""
-    return _ATTEMPT_AND_LEASE.pack(row.attempt, row.lease_until_us)
 
 
 def head_of(value: bytes) -> tuple[int, ClaimState]:

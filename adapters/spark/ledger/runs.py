@@ -19,10 +19,11 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from idempotent.errors import ConfigurationError
@@ -179,6 +180,30 @@ class RunRow:
             )
         return f"driver {name} has it until {until}, {rest_s:.1f} s from now, unless it renews its lease"
 
+    @classmethod
+    def stored(cls, names: tuple[str, str], columns: Sequence[Any]) -> RunRow:
+        """A row as a store's driver returns it, with numbers and texts as bytes perhaps.
+
+        Args:
+            names: consumer and run_id.
+            columns: token, generation, state, epoch, fingerprint, output_ref, end of the lease, begin, prepared epoch,
+                driver, the store's clock, manifest.
+        """
+        *head, fingerprint, output_ref, lease_until, began_at, prepared, driver, now, manifest = columns
+        token, generation, state, epoch = map(int, head)
+        return cls(
+            RunRef(*names, generation, token, epoch),
+            RunState(state),
+            fingerprint=bytes(fingerprint) if fingerprint else None,
+            output_ref=output_ref.decode() if isinstance(output_ref, bytes) else output_ref,
+            lease_until_us=int(lease_until),
+            began_at_us=int(began_at),
+            now_us=int(now),
+            prepared=int(prepared or 0),
+            manifest=None if manifest is None else bytes(manifest),
+            driver=driver.decode() if isinstance(driver, bytes) else driver or "",
+        )
+
     def at(self, epoch: int) -> RunRow:
         """The row as the attempt of this epoch has it."""
         return replace(self, ref=replace(self.ref, epoch=epoch))
@@ -187,8 +212,6 @@ class RunRow:
 @dataclass(frozen=True, slots=True)
 class RunChange:
     """A change of one run's row, which a store makes in one atomic step iff all conditions hold.
-
-    `holds` and `applied` are the rule; SQL and Lua carry it out in the store.
 
     Attributes:
         within: condition: the state is one of these.
@@ -226,29 +249,6 @@ class RunChange:
         if self.resumes:
             return 10
         return 1 if self.only_lapsed or (self.lease_us is not None and self.lease_us < 0) else None
-
-    def holds(self, row: RunRow, now_us: int, owned: int) -> bool:
-        """Whether all conditions hold for this row and number of claims at this time of the store's clock."""
-        return (
-            row.state in self.within
-            and (self.epoch is None or row.ref.epoch == self.epoch)
-            and (self.owned is None or owned == self.owned)
-            and (self.max_age_us is None or now_us <= row.began_at_us + self.max_age_us)
-            and (not self.only_lapsed or row.lease_until_us < now_us)
-        )
-
-    def applied(self, row: RunRow, now_us: int) -> RunRow:
-        """The row after the change."""
-        return replace(
-            row.at(row.ref.epoch + self.resumes),
-            state=row.state if self.to is None else self.to,
-            lease_until_us=row.lease_until_us if self.lease_us is None else now_us + self.lease_us,
-            fingerprint=row.fingerprint if row.fingerprint is not None else self.fingerprint,
-            output_ref=row.output_ref if self.output_ref is None else self.output_ref,
-            prepared=row.ref.epoch if self.to is RunState.PREPARED else row.prepared,
-            manifest=row.manifest if self.manifest is None else self.manifest,
-            driver=this_driver() if self.resumes else row.driver,
-        )
 
 
 class Collected(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Self, TypeVar
@@ -36,8 +36,10 @@ from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.stores.sql.engines import engine_from
 
 T = TypeVar("T")
-_COLUMNS: Final = "token, generation, state, epoch, fingerprint, output_ref, lease_until, began_at"
-_PREPARED: Final = "prepared_epoch, driver"
+# As `RunRow.stored` takes them, but for the store's clock and the manifest.
+_COLUMNS: Final = (
+    "token, generation, state, epoch, fingerprint, output_ref, lease_until, began_at, prepared_epoch, driver"
+)
 
 
 class SqlRunStore(RunStore):
@@ -61,115 +63,225 @@ class SqlRunStore(RunStore):
         # For what must not wait long for the transaction of a handler, whose process may be paused.
         self._brief = Connections(self._engine, self._table)
         self._handlers = DetachedConnections(self._engine, autocommit=False)
-        self._tables: _Tables | None = None
         self._lock = free_in_child(Lock())
 
+    @cached_property
+    def _dialect(self) -> SqlDialect:
+        return self._connections.dialect
+
+    @cached_property
+    def _runs(self) -> str:
+        return self._dialect.quoted(runs_name(self._table))
+
+    @cached_property
+    def _claims(self) -> ClaimTable:
+        return ClaimTable(self._dialect, self._table, self._open_run)
+
+    @cached_property
+    def _garbage(self) -> Garbage:
+        return Garbage(self._dialect, self._runs, self._claims.name)
+
+    # Runs: one row for each generation
+
     def newest(self, consumer: str, run_id: str) -> RunRow | None:
-        return self._run(lambda db, on: on.runs.newest(db, consumer, run_id))
+        where = "WHERE run_hash = ? ORDER BY generation DESC LIMIT 1"
+        rows = self._query(self._select("manifest", where), (_key(consumer, run_id).hash,))
+        return RunRow.stored((consumer, run_id), rows[0]) if rows else None
 
     def find(self, ref: RunRef) -> RunRow | None:
-        return self._run(lambda db, on: on.runs.find(db, ref))
+        rows = self._query(self._select("manifest", "WHERE token = ?"), (ref.token,))
+        return RunRow.stored((ref.consumer, ref.run_id), rows[0]) if rows else None
 
     def standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
-        return self._run(lambda db, on: on.runs.standings(db, tokens))
+        rows = self._query(self._select_listed(f"WHERE token IN {listed(len(tokens))}"), tuple(tokens))
+        return {row.ref.token: row.standing for row in map(_listed_row, rows)}
 
-    def count_owned(self, ref: RunRef) -> int:
-        return self._run(lambda db, on: on.claims.marked(db, ref.token, ref.epoch))
+    def listed(self, states: Collection[RunState], consumer: str | None = None) -> Iterator[RunRow]:
+        head = "" if consumer is None else f"{KeySpace(consumer, 'run').name}:"[:SHOWN]
+        wanted = ", ".join(f"{state:d}" for state in sorted(states))
+        # Not LIKE: a consumer's name may contain its wildcards.
+        where = f"WHERE token > ? AND state IN ({wanted}) AND SUBSTR(k, 1, {len(head)}) = ?"
+        statement = self._dialect.markers(self._select_listed(f"{where} ORDER BY token LIMIT {MAX_ROWS:d}"))
+
+        def page(db: DriverConnection, after: int) -> list[RunRow]:
+            return [*map(_listed_row, query(db, statement, (after, self._dialect.storable(db, head))))]
+
+        rows = self._run(page, 0)
+        while rows:
+            yield from rows
+            rows = self._run(page, rows[-1].ref.token)
 
     def insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
         del newest  # the unique index on (run, generation) decides
-        self._run(lambda db, on: on.runs.insert(db, ref, fingerprint, lease_us))
+        now, key = self._dialect.now_us, _key(ref.consumer, ref.run_id)
+        statement = self._dialect.markers(
+            f"INSERT INTO {self._runs}"
+            " (token, run_hash, generation, k, state, epoch, fingerprint, retention, began_at, update_at, lease_until,"
+            f" driver) VALUES (?, ?, ?, ?, {RunState.OPEN:d}, 1, ?, {self.retention.us}, {now}, {now}, {now} + ?, ?)"
+            f" {self._dialect.if_stored(column='token', any_key=True)}"
+        )
+
+        def insert(db: DriverConnection) -> None:
+            text = self._dialect.storable(db, key.text)
+            values = (ref.token, key.hash, ref.generation, text, fingerprint, lease_us, this_driver())
+            execute(db, statement, values)
+
+        self._run(insert)
 
     def change_run(self, token: int, change: RunChange) -> bool:
         if change.owned is None or change.epoch is None:
-            return self._run(lambda db, on: on.runs.change(db, token, change), lock_s=change.lock_s)
+            return self._run(self._change, token, change, lock_s=change.lock_s)
         owned, epoch = change.owned, change.epoch
 
-        def counted(db: DriverConnection, on: _Tables) -> bool:
-            # A statement of its own after the lock: one that waited for it would count by an older snapshot.
-            on.runs.lock(db, token)
-            return on.claims.marked(db, token, epoch) == owned and on.runs.change(db, token, change)
+        def counted(db: DriverConnection) -> bool:
+            # Waits for the claims that are under way, and lets no other begin. The count is a statement of its own: one
+            # that waited would count by an older snapshot.
+            lock = f"SELECT token FROM {self._runs} WHERE token = ?{'' if db.is_sqlite else ' FOR UPDATE'}"
+            query(db, self._dialect.markers(lock), (token,))
+            return self._claims.marked(db, token, epoch) == owned and self._change(db, token, change)
 
         return self._run(counted, atomically=True)
+
+    def _change(self, db: DriverConnection, token: int, change: RunChange) -> bool:
+        """Make a change iff its conditions hold, except that on the number of claims: one UPDATE."""
+        now = self._dialect.now_us
+        sets = [f"update_at = {now}"]
+        values: list[Any] = []
+        states = ", ".join(f"{state:d}" for state in sorted(change.within))
+        conditions: list[str] = ["token = ?", f"state IN ({states})"]
+        wanted: list[Any] = [token]
+        if change.to is not None:
+            sets.append(
+                f"state = {change.to:d}" + (f", expires_at = {now} + retention" if change.to.is_final else "")
+            )
+        if change.to is RunState.PREPARED:
+            sets.append("prepared_epoch = epoch")
+        if (change.to is not None or change.resumes) and self._dialect.name == "postgresql":
+            # Waits for running claims, as a plain UPDATE would not (see `_open_run`).
+            conditions.append(f"token = (SELECT token FROM {self._runs} WHERE token = ? FOR UPDATE)")
+            wanted.append(token)
+        if change.lease_us is not None:
+            sets.append(f"lease_until = {now} + ?")
+            values.append(change.lease_us)
+        if change.fingerprint is not None:
+            sets.append("fingerprint = COALESCE(fingerprint, ?)")
+            values.append(change.fingerprint)
+        driver = this_driver() if change.resumes else None
+        stored = {"manifest": change.manifest, "output_ref": change.output_ref, "driver": driver}
+        for column, value in stored.items():
+            if value is not None:
+                sets.append(f"{column} = ?")
+                values.append(value)
+        if change.resumes:
+            us = self.retention.us
+            sets.append(
+                f"epoch = epoch + 1, retention = CASE WHEN retention < {us} THEN {us} ELSE retention END"
+            )
+        if change.epoch is not None:
+            conditions.append("epoch = ?")
+            wanted.append(change.epoch)
+        if change.max_age_us is not None:
+            conditions.append(f"began_at >= {now} - ?")
+            wanted.append(change.max_age_us)
+        if change.only_lapsed:
+            conditions.append(f"lease_until < {now}")
+        statement = f"UPDATE {self._runs} SET {', '.join(sets)} WHERE {' AND '.join(conditions)}"
+        return execute(db, self._dialect.markers(statement), (*values, *wanted)) == 1
+
+    # Claims
+
+    def count_owned(self, ref: RunRef) -> int:
+        return self._run(self._claims.marked, ref.token, ref.epoch)
 
     def insert_owned(
         self, owner: Owner, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
     ) -> Owners:
-        return self._run(lambda db, on: on.claims.insert_owned(db, owner, hashes, fingerprints))
+        return self._run(self._claims.insert_owned, owner, hashes, fingerprints)
 
     def read_owned(self, hashes: Sequence[bytes]) -> Owners:
-        return self._run(lambda db, on: on.claims.read_owned(db, hashes))
+        return self._run(self._claims.read_owned, hashes)
 
     def steal(self, owner: Owner, seen: Owner, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
-        return self._run(lambda db, on: on.claims.steal(db, owner, seen, keys))
+        return self._run(self._claims.steal, owner, seen, keys)
 
     def insert_pending(self, holder: Holder, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
-        return self._run(lambda db, on: on.claims.insert_pending(db, holder, hashes))
+        return self._run(self._claims.insert_pending, holder, hashes)
 
     def take_over(self, holder: Holder, seen: Sequence[PendingRow]) -> set[bytes]:
-        return self._run(lambda db, on: on.claims.take_over(db, holder, seen))
+        return self._run(self._claims.take_over, holder, seen)
 
     def finish(self, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
-        return self._run(lambda db, on: on.claims.finish(db, attempt, results))
+        return self._run(self._claims.finish, attempt, results)
 
     def renew_pending(self, attempt: bytes, hashes: Sequence[bytes], lease_us: int) -> set[bytes]:
-        return self._run(lambda db, on: on.claims.renew(db, attempt, hashes, lease_us))
+        return self._run(self._claims.renew, attempt, hashes, lease_us)
 
     def give_up(
         self, attempt: bytes, hashes: Sequence[bytes], state: ClaimState = ClaimState.PENDING
     ) -> None:
         # A claim that is DONE may be another transaction's by now.
         lock_s = 1 if state is ClaimState.DONE else None
-        self._run(lambda db, on: on.claims.give_up(db, attempt, hashes, state), lock_s=lock_s)
+        self._run(self._claims.give_up, attempt, hashes, state, lock_s=lock_s)
 
     def transaction(self, claim: Callable[[RunStore], T]) -> tuple[T, EffectTransaction]:
         """Begin a transaction, and claim in it: `claim` gets this store within it, and may be called again."""
-        connections, tables = self._current()
         return EffectTransaction.begin(
-            connections, self._handlers, tables.claims, lambda db: claim(_WithinTransaction(self, db, tables))
+            self._current(), self._handlers, self._claims, lambda db: claim(_WithinTransaction(self, db))
         )
 
+    # Upkeep
+
     def abandoned(self) -> Sequence[int]:
-        return self._run(lambda db, on: on.garbage.abandoned(db))
-
-    def listed(self, states: Collection[RunState], consumer: str | None = None) -> Iterator[RunRow]:
-        page = self._page(states, consumer, after=0)
-        while page:
-            yield from page
-            page = self._page(states, consumer, after=page[-1].ref.token)
-
-    def _page(self, states: Collection[RunState], consumer: str | None, after: int) -> list[RunRow]:
-        return self._run(lambda db, on: on.runs.page(db, states, consumer, after))
+        return self._run(self._garbage.abandoned)
 
     def collect(self, limit: int) -> Collected:
-        claims = self._run(lambda db, on: on.garbage.delete_claims(db, limit))
-        return Collected(claims, self._run(lambda db, on: on.garbage.delete_runs(db)))
+        claims = self._run(self._garbage.delete_claims, limit)
+        return Collected(claims, self._run(self._garbage.delete_runs))
 
     def close(self) -> None:
         self._connections.close()
         self._brief.close()
         self._engine.dispose()
 
+    # How
+
+    def _query(self, statement: str, params: Sequence[Any]) -> Sequence[Row]:
+        return self._run(query, self._dialect.markers(statement), params)
+
     def _run(
-        self,
-        work: Callable[[DriverConnection, _Tables], T],
-        *,
-        atomically: bool = False,
-        lock_s: int | None = None,
+        self, work: Callable[..., T], *arguments: Any, atomically: bool = False, lock_s: int | None = None
     ) -> T:
-        connections, tables = self._current()
+        """What `work` returns, which is called with a connection and the arguments: again if its statements may be.
+
+        Args:
+            work: the statements.
+            arguments: passed to `work`.
+            atomically: in a transaction.
+            lock_s: seconds to wait for a lock; None: as the database does.
+        """
+        connections = self._current()
         if lock_s is None:
             run = connections.run_atomically if atomically else connections.run
-            return run(lambda db: work(db, tables))
+            return run(work, *arguments)
 
         def limited(db: DriverConnection) -> T:
             with transaction(db):
-                tables.runs.limit_waits(db, lock_s)
-                return work(db, tables)
+                self._limit_waits(db, lock_s)
+                return work(db, *arguments)
 
         return self._brief.run(limited, retry_locked=False)
 
-    def _current(self) -> tuple[Connections, _Tables]:
+    def _limit_waits(self, db: DriverConnection, seconds: int) -> None:
+        """Let this transaction wait so long for locks: on SQLite as its URL says."""
+        if self._dialect.name == "mysql":
+            execute(db, f"SET SESSION innodb_lock_wait_timeout={seconds:d}")
+        elif self._dialect.name == "postgresql":
+            # Its limit for a lock begins again with each transaction that has the lock meanwhile.
+            limits = f"set_config('lock_timeout', '{seconds}s', true)"
+            limits += f", set_config('statement_timeout', '{seconds + 1}s', true)"
+            query(db, f"SELECT {limits}")
+
+    def _current(self) -> Connections:
         with self._lock:
             if self._file is not None and self._file.was_replaced():
                 # A new object: connections in use return to the old one, which is never used again.
@@ -177,10 +289,24 @@ class SqlRunStore(RunStore):
                 self._connections = Connections(self._engine, self._table)
                 self._brief.close()
                 self._handlers.close()
-            connections = self._connections
-        if self._tables is None:
-            self._tables = _Tables(connections, self._table, self.retention.us)
-        return connections, self._tables
+            return self._connections
+
+    def _select(self, last: str, where: str) -> str:
+        return f"SELECT {_COLUMNS}, {self._dialect.now_us}, {last} FROM {self._runs} {where}"
+
+    def _select_listed(self, where: str) -> str:
+        """A query for runs of unknown names, without their manifests, as `_listed_row` takes them."""
+        return self._select(f"NULL, {self._dialect.in_utf8('k')}", where)
+
+    @property
+    def _open_run(self) -> str:
+        """A condition with two parameters, token and epoch: this run is OPEN and this attempt its newest.
+
+        Both stay so while the statement runs. On PostgreSQL the lock does not block the renewal of a lease, so a change
+        of state or epoch takes a stronger one.
+        """
+        lock = " FOR KEY SHARE" if self._dialect.name == "postgresql" else self._dialect.locking_read
+        return f"EXISTS (SELECT 1 FROM {self._runs} WHERE token = ? AND epoch = ? AND state = {RunState.OPEN:d}{lock})"
 
 
 class _WithinTransaction(SqlRunStore):
@@ -188,22 +314,21 @@ class _WithinTransaction(SqlRunStore):
 
     new_claims = ClaimState.DONE
 
-    def __init__(self, store: SqlRunStore, connection: DriverConnection, tables: _Tables) -> None:
-        RunStore.__init__(self, store.where, retention_s=store.retention.seconds)
-        self._here = (connection, tables)
+    def __init__(self, store: SqlRunStore, connection: DriverConnection) -> None:
+        vars(self).update(vars(store))  # its names and statements
+        self._connection = connection
 
-    def _run(self, work: Callable[[DriverConnection, _Tables], T], **_: object) -> T:
-        return work(*self._here)
+    def _run(self, work: Callable[..., T], *arguments: Any, **_: object) -> T:
+        return work(self._connection, *arguments)
 
 
-class _Tables:
-    """The statements, which depend on the database's dialect."""
+def _key(consumer: str, run_id: str) -> Key:
+    return KeySpace(consumer, "run").key(run_id)
 
-    def __init__(self, connections: Connections, table: str, retention_us: int) -> None:
-        dialect = connections.dialect
-        self.runs = RunTable(dialect, table, retention_us)
-        self.claims = ClaimTable(dialect, table, self.runs.open_run())
-        self.garbage = Garbage(dialect, self.runs.name, self.claims.name)
+
+def _listed_row(row: Row) -> RunRow:
+    """A row that has its key in the place of the names."""
+    return RunRow.stored(names_in(bytes(row[-1]).decode()), row[:-1])
 
 
 class _SqliteFile:
@@ -243,181 +368,6 @@ class _SqliteFile:
         now = (stat.st_dev, stat.st_ino)
         before, self._seen = self._seen, now
         return before not in (None, now)
-
-
-class RunTable:
-    """One row for each generation of a run.
-
-    Args:
-        dialect: what differs between the databases.
-        table: validated name of the key table it stands beside.
-        retention_us: how long claims of runs that this client begins are kept, in microseconds; stored with the run.
-    """
-
-    def __init__(self, dialect: SqlDialect, table: str, retention_us: int) -> None:
-        """Make the constant statements."""
-        self.name: Final = dialect.quoted(runs_name(table))
-        self._dialect = dialect
-        text, now = dialect.markers, dialect.now_us
-        row = f"SELECT {_COLUMNS}, {_PREPARED}, {now}, manifest FROM {self.name}"
-        self._newest = text(f"{row} WHERE run_hash = ? ORDER BY generation DESC LIMIT 1")
-        self._find = text(f"{row} WHERE token = ?")
-        self._listed = f"SELECT {_COLUMNS}, {_PREPARED}, {now}, NULL, {dialect.in_utf8('k')} FROM {self.name}"
-        self._insert = text(
-            f"INSERT INTO {self.name}"
-            " (token, run_hash, generation, k, state, epoch, fingerprint, retention, began_at, update_at, lease_until,"
-            f" driver) VALUES (?, ?, ?, ?, {RunState.OPEN:d}, 1, ?, {retention_us}, {now}, {now}, {now} + ?, ?)"
-            f" {dialect.if_stored(column='token', any_key=True)}"
-        )
-        lock = "" if dialect.name == "sqlite" else " FOR UPDATE"
-        self._lock: Final = text(f"SELECT token FROM {self.name} WHERE token = ?{lock}")
-        self._at_least: Final = f"CASE WHEN retention < {retention_us} THEN {retention_us} ELSE retention END"
-        self._standings = lru_cache(maxsize=64)(self._standings_of)
-
-    def newest(self, connection: DriverConnection, consumer: str, run_id: str) -> RunRow | None:
-        """The row of the greatest generation."""
-        rows = query(connection, self._newest, (_key(consumer, run_id).hash,))
-        return _row((consumer, run_id), rows[0]) if rows else None
-
-    def find(self, connection: DriverConnection, ref: RunRef) -> RunRow | None:
-        """The row with this token."""
-        rows = query(connection, self._find, (ref.token,))
-        return _row((ref.consumer, ref.run_id), rows[0]) if rows else None
-
-    def standings(self, connection: DriverConnection, tokens: Collection[int]) -> dict[int, Standing]:
-        """How far the runs are that are stored."""
-        rows = map(_listed_row, query(connection, self._standings(len(tokens)), tuple(tokens)))
-        return {row.ref.token: row.standing for row in rows}
-
-    def page(
-        self, connection: DriverConnection, states: Collection[RunState], consumer: str | None, after: int
-    ) -> list[RunRow]:
-        """Some rows in these states, by their tokens, from the one after this token."""
-        head = "" if consumer is None else f"{KeySpace(consumer, 'run').name}:"[:SHOWN]
-        wanted = ", ".join(f"{state:d}" for state in sorted(states))
-        # Not LIKE: a consumer's name may contain its wildcards.
-        statement = self._dialect.markers(
-            f"{self._listed} WHERE token > ? AND state IN ({wanted}) AND SUBSTR(k, 1, {len(head)}) = ?"
-            f" ORDER BY token LIMIT {MAX_ROWS:d}"
-        )
-        values = (after, self._dialect.storable(connection, head))
-        return [*map(_listed_row, query(connection, statement, values))]
-
-    def lock(self, connection: DriverConnection, token: int) -> None:
-        """Wait for the claims that are under way, and let no other begin before the end of this transaction."""
-        query(connection, self._lock, (token,))
-
-    def limit_waits(self, connection: DriverConnection, seconds: int) -> None:
-        """Let this transaction wait so long for locks: on SQLite as its URL says."""
-        if self._dialect.name == "mysql":
-            execute(connection, f"SET SESSION innodb_lock_wait_timeout={seconds:d}")
-        elif self._dialect.name == "postgresql":
-            # Its limit for a lock begins again with each transaction that has the lock meanwhile.
-            limits = f"set_config('lock_timeout', '{seconds}s', true)"
-            limits += f", set_config('statement_timeout', '{seconds + 1}s', true)"
-            query(connection, f"SELECT {limits}")
-
-    def insert(
-        self, connection: DriverConnection, ref: RunRef, fingerprint: bytes | None, lease_us: int
-    ) -> None:
-        """Insert an OPEN row of epoch 1 if its generation does not exist."""
-        key = _key(ref.consumer, ref.run_id)
-        text = self._dialect.storable(connection, key.text)
-        values = (ref.token, key.hash, ref.generation, text, fingerprint, lease_us, this_driver())
-        execute(connection, self._insert, values)
-
-    def change(self, connection: DriverConnection, token: int, change: RunChange) -> bool:
-        """Make a change iff its conditions hold, except that on the number of claims: one UPDATE."""
-        now = self._dialect.now_us
-        sets = [f"update_at = {now}"]
-        values: list[Any] = []
-        states = ", ".join(f"{state:d}" for state in sorted(change.within))
-        conditions: list[str] = ["token = ?", f"state IN ({states})"]
-        wanted: list[Any] = [token]
-        if change.to is not None:
-            sets.append(
-                f"state = {change.to:d}" + (f", expires_at = {now} + retention" if change.to.is_final else "")
-            )
-        if change.to is RunState.PREPARED:
-            sets.append("prepared_epoch = epoch")
-        if (change.to is not None or change.resumes) and self._dialect.name == "postgresql":
-            # Waits for running claims, as a plain UPDATE would not (see `open_run`).
-            conditions.append(f"token = (SELECT token FROM {self.name} WHERE token = ? FOR UPDATE)")
-            wanted.append(token)
-        if change.lease_us is not None:
-            sets.append(f"lease_until = {now} + ?")
-            values.append(change.lease_us)
-        if change.fingerprint is not None:
-            sets.append("fingerprint = COALESCE(fingerprint, ?)")
-            values.append(change.fingerprint)
-        driver = this_driver() if change.resumes else None
-        stored = {"manifest": change.manifest, "output_ref": change.output_ref, "driver": driver}
-        for column, value in stored.items():
-            if value is not None:
-                sets.append(f"{column} = ?")
-                values.append(value)
-        if change.resumes:
-            sets.append(f"epoch = epoch + 1, retention = {self._at_least}")
-        if change.epoch is not None:
-            conditions.append("epoch = ?")
-            wanted.append(change.epoch)
-        if change.max_age_us is not None:
-            conditions.append(f"began_at >= {now} - ?")
-            wanted.append(change.max_age_us)
-        if change.only_lapsed:
-            conditions.append(f"lease_until < {now}")
-        statement = f"UPDATE {self.name} SET {', '.join(sets)} WHERE {' AND '.join(conditions)}"
-        return execute(connection, self._dialect.markers(statement), (*values, *wanted)) == 1
-
-    def open_run(self) -> str:
-        """A condition with two parameters, token and epoch: this run is OPEN and this attempt its newest.
-
-        Both stay so while the statement runs. On PostgreSQL the lock does not block the renewal of a lease, so a change
-        of state or epoch takes a stronger one.
-        """
-        lock = " FOR KEY SHARE" if self._dialect.name == "postgresql" else self._dialect.locking_read
-        return f"EXISTS (SELECT 1 FROM {self.name} WHERE token = ? AND epoch = ? AND state = {RunState.OPEN:d}{lock})"
-
-    def _standings_of(self, count: int) -> str:
-        return self._dialect.markers(f"{self._listed} WHERE token IN {listed(count)}")
-
-
-def _key(consumer: str, run_id: str) -> Key:
-    return KeySpace(consumer, "run").key(run_id)
-
-
-def _listed_row(row: Row) -> RunRow:
-    """A row that has its key in the place of the names."""
-    return _row(names_in(bytes(row[-1]).decode()), row[:-1])
-
-
-def _row(names: tuple[str, str], row: Row) -> RunRow:
-    (
-        token,
-        generation,
-        state,
-        epoch,
-        fingerprint,
-        output_ref,
-        lease_until,
-        began_at,
-        prepared,
-        driver,
-        now,
-        manifest,
-    ) = row
-    return RunRow(
-        ref=RunRef(*names, generation, token, epoch),
-        state=RunState(state),
-        fingerprint=None if fingerprint is None else bytes(fingerprint),
-        output_ref=output_ref,
-        lease_until_us=lease_until,
-        began_at_us=began_at,
-        now_us=int(now),
-        prepared=prepared or 0,
-        manifest=None if manifest is None else bytes(manifest),
-        driver=driver or "",
-    )
 
 
 class Garbage:

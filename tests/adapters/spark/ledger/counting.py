@@ -31,7 +31,7 @@ def claims_of(ledger: RunLedger, ref: RunRef) -> dict[ClaimState, int]:
 
 def _in_redis(store: RedisRunStore, ref: RunRef) -> Counter[ClaimState]:
     client = store._store.client
-    match = re.sub(rb"([\\*?\[\]^])", rb"\\\1", store._names.claims) + b"*"
+    match = re.sub(rb"([\\*?\[\]^])", rb"\\\1", store._claims) + b"*"
     names = set(client.scan_iter(match=match, count=1000))
     heads = [head_of(value) for value in map(client.get, names) if value]
     return Counter(state for token, state in heads if token == ref.token)

@@ -165,9 +165,9 @@ class MemoryRunStore(RunStore):
         with self.memory.lock:
             run = self.memory.runs.get(token)
             now = self._clock()
-            if run is None or not change.holds(run.row, now, self._marked(token, run.row.ref.epoch)):
+            if run is None or not _holds(change, run.row, now, self._marked(token, run.row.ref.epoch)):
                 return False
-            run.row = change.applied(run.row, now)
+            run.row = _changed(run.row, change, now)
             if change.to is not None and change.to.is_final:
                 run.expires_at_us = now + run.retention_us
             if change.resumes:
@@ -269,6 +269,31 @@ class MemoryRunStore(RunStore):
 
     def _is_pending(self, key_hash: bytes) -> bool:
         return self.memory.claims[key_hash].state is ClaimState.PENDING
+
+
+def _holds(change: RunChange, row: RunRow, now_us: int, owned: int) -> bool:
+    """Whether all conditions hold for this row and number of claims at this time of the store's clock."""
+    return (
+        row.state in change.within
+        and (change.epoch is None or row.ref.epoch == change.epoch)
+        and (change.owned is None or owned == change.owned)
+        and (change.max_age_us is None or now_us <= row.began_at_us + change.max_age_us)
+        and (not change.only_lapsed or row.lease_until_us < now_us)
+    )
+
+
+def _changed(row: RunRow, change: RunChange, now_us: int) -> RunRow:
+    """The row after the change."""
+    return replace(
+        row.at(row.ref.epoch + change.resumes),
+        state=row.state if change.to is None else change.to,
+        lease_until_us=row.lease_until_us if change.lease_us is None else now_us + change.lease_us,
+        fingerprint=row.fingerprint if row.fingerprint is not None else change.fingerprint,
+        output_ref=row.output_ref if change.output_ref is None else change.output_ref,
+        prepared=row.ref.epoch if change.to is RunState.PREPARED else row.prepared,
+        manifest=row.manifest if change.manifest is None else change.manifest,
+        driver=this_driver() if change.resumes else row.driver,
+    )
 
 
 def _owned(owner: Owner, fingerprint: bytes | None) -> _Claim:
