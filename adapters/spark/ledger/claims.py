@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from operator import itemgetter
-from typing import Final, NamedTuple, Self, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from idempotent.adapters.spark.ledger.runs import MICROSECONDS
 from idempotent.errors import ConfigurationError
@@ -41,7 +40,7 @@ HANDLED: Final = -1
 
 
 class Owner(NamedTuple):
-    """The owner of a key, as `RunLedger.claim` found it. A tuple, because each row may have one.
+    """The owner of a key, as `RunLedger.claim` found it. A tuple: many keys have one, and mostly the same.
 
     Attributes:
         token: of the owning run.
@@ -54,37 +53,6 @@ class Owner(NamedTuple):
     mark: int
     frame: int = 0
     fingerprint: bytes | None = None
-
-
-class Owners(NamedTuple):
-    """The owners of the keys of one round trip: many keys, and mostly one owner.
-
-    Attributes:
-        distinct: the different owners; None: no owner.
-        places: for each key the index of its owner in `distinct`.
-    """
-
-    distinct: Sequence[Owner | None]
-    places: Sequence[int]
-
-    @classmethod
-    def of(cls, hashes: Iterable[bytes], found: Mapping[bytes, Owner]) -> Self:
-        """The owners of these keys, as found; a key that was not found has none."""
-        places: dict[Owner | None, int] = {}
-        of_keys = [places.setdefault(found.get(key_hash), len(places)) for key_hash in hashes]
-        return cls(list(places), of_keys)
-
-    def checked(self) -> Self:
-        """The same. Raises ConfigurationError: mode replay or effect has claimed a key."""
-        if any(owner is not None and owner.frame == HANDLED for owner in self.distinct):
-            raise mixed_modes("replay or effect", "dedup")
-        return self
-
-    def spread(self, answers: Sequence[T]) -> list[T]:
-        """The answers for `distinct`, repeated for each key."""
-        if len(answers) == 1:
-            return [answers[0]] * len(self.places)
-        return list(map(answers.__getitem__, self.places))
 
 
 class Hold(Enum):
@@ -193,14 +161,6 @@ def mixed_modes(before: str, now: str) -> ConfigurationError:
     )
 
 
-def checked(
-    hashes: Sequence[bytes], fingerprints: Sequence[bytes | None]
-) -> list[tuple[bytes, bytes | None]]:
-    """(hash, fingerprint) pairs, sorted: two batches lock their common keys in the same order. Raises as `check`."""
-    check(hashes, fingerprints)
-    return sorted(zip(hashes, fingerprints, strict=True), key=itemgetter(0))
-
-
 def check(hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None) -> None:
     """Refuse hashes and fingerprints that cannot be stored.
 
@@ -237,17 +197,3 @@ def in_packets(
                 yield part[start:at]
                 start, size = at, len(result or b"")
         yield part[start:]
-
-
-def checked_attempt(attempt: bytes) -> bytes:
-    """The token of an attempt. Raises ValueError: a wrong length."""
-    if len(attempt) != ATTEMPT_BYTES:
-        raise ValueError(f"an attempt has {ATTEMPT_BYTES} bytes")
-    return attempt
-
-
-def checked_lease_us(lease_s: float) -> int:
-    """The lease of a pending claim in microseconds. Raises ConfigurationError: not a positive number."""
-    if not lease_s > 0:
-        raise ConfigurationError(f"lease_s must be a positive number of seconds, not {lease_s!r}")
-    return max(int(lease_s * MICROSECONDS), 1)

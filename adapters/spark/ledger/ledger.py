@@ -6,8 +6,9 @@ Long because each rule stands with its contract, which takes more lines than the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Final, Self
 
 from idempotent.adapters.spark.ledger.claims import (
@@ -16,11 +17,7 @@ from idempotent.adapters.spark.ledger.claims import (
     Hold,
     Holder,
     Owner,
-    Owners,
     check,
-    checked,
-    checked_attempt,
-    checked_lease_us,
     in_packets,
     in_parts,
 )
@@ -42,6 +39,7 @@ from idempotent.adapters.spark.ledger.runs import (
     RunRow,
     RunState,
     Standing,
+    microseconds,
     next_ref,
     this_driver,
 )
@@ -303,27 +301,16 @@ class RunLedger:
             The owners, aligned with the hashes. None: no owner, because `insert` is False, the run is not OPEN or this
             attempt not the newest.
         """
-        parts = self.owners(ref, hashes, insert=insert, frame=frame, fingerprints=fingerprints)
-        return [owner for part in parts for owner in part.spread(part.distinct)]
-
-    def owners(
-        self,
-        ref: RunRef,
-        hashes: Sequence[bytes],
-        *,
-        insert: bool = True,
-        frame: int = 0,
-        fingerprints: Sequence[bytes | None] | None = None,
-    ) -> Iterator[Owners]:
-        """`claim`, with one answer for each round trip: small, however many keys it has, when one run owns them all."""
         check(hashes, fingerprints)
+        owners: list[Owner | None] = []
         for start in range(0, len(hashes), MAX_ROWS):
             part = hashes[start : start + MAX_ROWS]
-            if not insert:
-                yield self.store.read_owned(part).checked()
+            marks = None if fingerprints is None else fingerprints[start : start + MAX_ROWS]
+            if insert:
+                owners += self.store.insert_owned(Owner(ref.token, ref.epoch, frame), part, marks)
             else:
-                marks = None if fingerprints is None else fingerprints[start : start + MAX_ROWS]
-                yield self.store.insert_owned(Owner(ref.token, ref.epoch, frame), part, marks).checked()
+                owners += self.store.read_owned(part)
+        return owners
 
     def steal(
         self,
@@ -349,9 +336,10 @@ class RunLedger:
         Returns:
             The hashes that this attempt and frame own now; ask for the owners of the others again.
         """
-        prints = fingerprints or [None] * len(hashes)
+        check(hashes, fingerprints)
         stolen: set[bytes] = set()
-        for part in in_parts(checked(hashes, prints)):
+        # Sorted: two batches lock their common keys in the same order.
+        for part in in_parts(sorted(zip(hashes, fingerprints or repeat(None, len(hashes)), strict=True))):
             stolen |= self.store.steal(Owner(ref.token, ref.epoch, frame), seen, part)
         return stolen
 
@@ -374,9 +362,9 @@ class RunLedger:
             RunInputChangedError: the run is PREPARED or COMMITTED, and a key was never claimed.
             ConfigurationError: mode dedup has claimed a key of this consumer.
         """
-        lease_us = checked_lease_us(lease_s)
-        holder = Holder(ref.token, ref.epoch, checked_attempt(attempt), lease_us, self.store.new_claims)
-        pending = [key_hash for key_hash, _ in checked(hashes, [None] * len(hashes))]
+        check(hashes, None)
+        holder = Holder(ref.token, ref.epoch, attempt, microseconds(lease_s), self.store.new_claims)
+        pending = sorted(hashes)
         answers: dict[bytes, Held] = {}
         for _ in range(_ROUNDS):
             unanswered: list[bytes] = []
@@ -403,20 +391,20 @@ class RunLedger:
         """
         mine: set[bytes] = set()
         for part in in_packets(sorted(finished)):
-            mine |= self.store.finish(checked_attempt(attempt), part)
+            mine |= self.store.finish(attempt, part)
         return mine
 
     def renew_claims(self, attempt: bytes, hashes: Iterable[bytes], lease_s: float) -> set[bytes]:
         """Let the leases of pending claims end `lease_s` seconds from now; the hashes that this attempt still holds."""
         mine: set[bytes] = set()
         for part in in_parts(sorted(hashes)):
-            mine |= self.store.renew_pending(checked_attempt(attempt), part, checked_lease_us(lease_s))
+            mine |= self.store.renew_pending(attempt, part, microseconds(lease_s))
         return mine
 
     def give_up(self, attempt: bytes, hashes: Iterable[bytes]) -> None:
         """Delete pending claims of this attempt, so that a retry may handle the keys. Finished claims stay."""
         for part in in_parts(sorted(hashes)):
-            self.store.give_up(checked_attempt(attempt), part)
+            self.store.give_up(attempt, part)
 
     # Upkeep
 

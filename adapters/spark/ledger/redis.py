@@ -43,7 +43,6 @@ from idempotent.adapters.spark.ledger.claims import (
     ClaimState,
     Holder,
     Owner,
-    Owners,
     PendingRow,
 )
 from idempotent.adapters.spark.ledger.config import StoreConfig
@@ -198,13 +197,13 @@ class RedisRunStore(RunStore):
 
     def insert_owned(
         self, owner: Owner, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
-    ) -> Owners:
+    ) -> list[Owner | None]:
         marks = [mark or b"" for mark in fingerprints] if fingerprints else ()
         arguments = (self._retention_ms, _owned_value(owner), owner.mark, *marks)
         answer = self._store.run(_CLAIM, self._with_run(owner.token, hashes), arguments)
         return _owners(owner, len(hashes), fingerprints, answer)
 
-    def read_owned(self, hashes: Sequence[bytes]) -> Owners:
+    def read_owned(self, hashes: Sequence[bytes]) -> list[Owner | None]:
         # The script inserts nothing for a run that does not exist.
         return self.insert_owned(Owner(0, 0), hashes, None)
 
@@ -317,7 +316,7 @@ def _owner_of(value: bytes) -> Owner:
 
 def _owners(
     owner: Owner, count: int, fingerprints: Sequence[bytes | None] | None, answer: int | Sequence[Any]
-) -> Owners:
+) -> list[Owner | None]:
     """The owners in an answer of `claim.lua`.
 
     Args:
@@ -326,22 +325,14 @@ def _owners(
         fingerprints: that the run gave, aligned; None: no key has one.
         answer: 0, or places and values.
     """
+    made: list[Owner | None] = [owner] * count
+    if fingerprints is not None:
+        made = [Owner(*owner[:3], mark) for mark in fingerprints]
     if isinstance(answer, int):
-        if fingerprints is None:
-            return Owners((owner,), bytes(count))
-        return Owners([Owner(*owner[:3], mark) for mark in fingerprints], range(count))
-    places, others = answer[:count], [_owner_of(value) for value in answer[count:]]
-    if fingerprints is None:
-        # A key without an owner has the place -1, the last.
-        return Owners((owner, *others, None), places)
-    distinct = (None, *others, None)
-    return Owners(
-        [
-            distinct[at] if at else Owner(*owner[:3], mark)
-            for at, mark in zip(places, fingerprints, strict=True)
-        ],
-        range(count),
-    )
+        return made
+    # A key without an owner has the place -1, the last.
+    others = (None, *map(_owner_of, answer[count:]), None)
+    return [others[at] if at else own for at, own in zip(answer[:count], made, strict=True)]
 
 
 def _pending_row(key_hash: bytes, value: bytes, now_us: int) -> PendingRow:

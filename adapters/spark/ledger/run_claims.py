@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeAlias
 
-from idempotent.adapters.spark.ledger.claims import Owner
+from idempotent.adapters.spark.ledger.claims import HANDLED, Owner, mixed_modes
 from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.refusals import command, require_alive, unclaimed_key
 from idempotent.adapters.spark.ledger.runs import RunRef, RunState, Standing
@@ -50,12 +50,10 @@ class KeyDecision:
 
     Attributes:
         verdict: what happens to its rows.
-        token: of the owning run.
         other_payload: the owner claimed the key with another fingerprint: an update, or two things with one key.
     """
 
     verdict: RowVerdict
-    token: int
     other_payload: bool
 
 
@@ -104,19 +102,14 @@ class RunClaims:
         """The verdicts of these keys, aligned. As `decide_each`, but faster for each key without fingerprints."""
         if fingerprints is not None:
             return [decision.verdict for decision in self.decide_each(hashes, fingerprints)]
-        verdicts: list[RowVerdict | None] = []
-        questions: _Questions = {}
-        for owners in self._ledger.owners(self._ref, hashes, insert=not self._closed, frame=self._frame):
-            known = owners.spread([self._known_verdict(owner) for owner in owners.distinct])
-            if None in known:
-                part = hashes[len(verdicts) : len(verdicts) + len(known)]
-                for key_hash, owner, verdict in zip(part, owners.spread(owners.distinct), known, strict=True):
-                    if verdict is None:
-                        _ask_about(questions, key_hash, owner)
-            verdicts += known
-        decided: dict[bytes, KeyDecision] = {}
-        self._resolve(questions, {}, decided)
-        return [verdict or decided[h].verdict for h, verdict in zip(hashes, verdicts, strict=True)]
+        owners = self._claim(hashes, {})
+        known: dict[Owner | None, RowVerdict] = {}
+        # Once for each owner: of most calls all keys have the same.
+        for owner in set(owners):
+            if (verdict := self._known_verdict(owner)) is None:
+                return [decision.verdict for decision in self._decide(hashes, {}, owners)]
+            known[owner] = verdict
+        return [known[owner] for owner in owners]
 
     def decide_each(
         self, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None = None
@@ -137,16 +130,25 @@ class RunClaims:
             RunInputChangedError: this run is PREPARED or COMMITTED, and a key was never claimed. With DIVERT the key
                 may be one that was put aside, and is a CONFLICT again.
             StoreReplacedError: the store does not know this run, or the owner of a key.
+            ConfigurationError: mode replay or effect has claimed a key.
             StoreError: the store failed, or did not answer.
         """
         marks = dict(zip(hashes, fingerprints, strict=True)) if fingerprints else {}
-        decided: dict[bytes, KeyDecision] = {}
-        self._resolve(self._ask(hashes, marks, decided), marks, decided)
-        return [decided[key_hash] for key_hash in hashes]
+        return self._decide(hashes, marks, self._claim(hashes, marks))
 
-    def _resolve(self, questions: _Questions, marks: _Marks, decided: dict[bytes, KeyDecision]) -> None:
-        """Decide about all keys in these questions, with as many rounds and waits as that takes."""
-        hashes = [key_hash for keys in questions.values() for key_hash in keys]
+    def _claim(self, hashes: Sequence[bytes], marks: _Marks) -> list[Owner | None]:
+        """The owners of these keys, once this run has claimed those without one, if it still may."""
+        fingerprints = [marks[key_hash] for key_hash in hashes] if marks else None
+        return self._ledger.claim(
+            self._ref, hashes, insert=not self._closed, frame=self._frame, fingerprints=fingerprints
+        )
+
+    def _decide(
+        self, hashes: Sequence[bytes], marks: _Marks, owners: Sequence[Owner | None]
+    ) -> list[KeyDecision]:
+        """Decide about all keys, which had these owners, with as many rounds and waits as that takes."""
+        keys = _Keys(marks)
+        questions = self._questions(hashes, owners, keys)
         suspects: set[int] = set()
         patience = Patience(self._timeout_s, sleep=self._sleep, monotonic=self._monotonic)
         while questions:
@@ -154,10 +156,7 @@ class RunClaims:
             standings = self._look(questions)
             # Once the run is closed, owners that were read while it was OPEN may be out of date.
             if self._closed == was_closed:
-                steps = {
-                    seen: self._step(seen, keys, standings, marks, decided)
-                    for seen, keys in questions.items()
-                }
+                steps = {seen: self._step(seen, found, standings, keys) for seen, found in questions.items()}
                 lost = {seen.token for seen, step in steps.items() if step is _Step.LOST}
                 if lost & suspects:
                     raise StoreReplacedError(
@@ -167,31 +166,32 @@ class RunClaims:
                 suspects |= lost
                 if set(steps.values()) - {_Step.DECIDED} == {_Step.WAIT}:
                     self._wait(patience, standings)
-            questions = self._ask([h for h in hashes if h not in decided], marks, decided)
+            pending = [key_hash for key_hash in hashes if key_hash not in keys.decided]
+            questions = self._questions(pending, self._claim(pending, marks), keys)
         patience.over(self._ref)
+        return [keys.decided[key_hash] for key_hash in hashes]
 
-    def _ask(self, pending: Sequence[bytes], marks: _Marks, decided: dict[bytes, KeyDecision]) -> _Questions:
-        """Claim, and decide about keys whose verdict is known at once. The other keys, by their owner."""
-        if not pending:
-            return {}
-        fingerprints = [marks.get(key_hash) for key_hash in pending] if marks else None
-        owners = self._ledger.claim(
-            self._ref, pending, insert=not self._closed, frame=self._frame, fingerprints=fingerprints
-        )
-        questions: _Questions = {}
-        for key_hash, owner in zip(pending, owners, strict=True):
+    def _questions(
+        self, hashes: Sequence[bytes], owners: Sequence[Owner | None], keys: _Keys
+    ) -> dict[Owner, _Marks]:
+        """Decide about keys whose verdict is known at once. The others, by their owner's token and mark alone."""
+        questions: dict[Owner, _Marks] = {}
+        for key_hash, owner in zip(hashes, owners, strict=True):
+            found = {key_hash: None if owner is None else owner.fingerprint}
             verdict = self._known_verdict(owner)
-            if owner is None or verdict is None:
-                _ask_about(questions, key_hash, owner)
+            if verdict is not None:
+                keys.decide(verdict, found)
             else:
-                different = _differ(owner.fingerprint, marks.get(key_hash))
-                decided[key_hash] = KeyDecision(verdict, owner.token, different)
+                seen = _NO_OWNER if owner is None else Owner(owner.token, owner.mark)
+                questions.setdefault(seen, {}).update(found)
         return questions
 
     def _known_verdict(self, owner: Owner | None) -> RowVerdict | None:
         """The verdict of this owner's keys; None if the owner's state has to be read first."""
         if owner is None:
             return None
+        if owner.frame == HANDLED:
+            raise mixed_modes("replay or effect", "dedup")
         if owner.token == self._ref.token:
             if owner.mark != self._ref.epoch:
                 return None
@@ -199,7 +199,7 @@ class RunClaims:
         ended = self._ended.get(owner.token)
         return RowVerdict.DUPLICATE if ended is not None and ended.counts(owner.mark) else None
 
-    def _look(self, questions: _Questions) -> dict[int, Standing]:
+    def _look(self, questions: Iterable[Owner]) -> dict[int, Standing]:
         """How far the owners and this run are, whose attempt must be the one that evaluates."""
         mine = self._ref.token
         standings = self._ledger.standing_of({mine, *(seen.token for seen in questions)} - {_NO_OWNER.token})
@@ -210,62 +210,37 @@ class RunClaims:
         self._closed |= standings[mine].is_closed
         return standings
 
-    def _step(
-        self,
-        seen: Owner,
-        keys: _Marks,
-        standings: Mapping[int, Standing],
-        marks: _Marks,
-        decided: dict[bytes, KeyDecision],
-    ) -> _Step:
+    def _step(self, seen: Owner, found: _Marks, standings: Mapping[int, Standing], keys: _Keys) -> _Step:
         """Take the next step for the keys of one owner, by its token and mark."""
         owner = standings.get(seen.token, _UNKNOWN)
         if owner.counts(seen.mark):
-            for key_hash, mark in keys.items():
-                different = _differ(mark, marks.get(key_hash))
-                decided[key_hash] = KeyDecision(RowVerdict.DUPLICATE, seen.token, different)
-            return _Step.DECIDED
+            return keys.decide(RowVerdict.DUPLICATE, found)
         if self._closed:
             # No waiting here: two PREPARED runs could wait for each other for ever.
             if self._on_conflict is not OnConflict.DIVERT:
                 raise unclaimed_key(self._ref, standings[self._ref.token].state)
-            return self._divert(seen.token, keys, marks, decided)
+            return keys.decide(RowVerdict.CONFLICT, found)
         if seen == _NO_OWNER:
             return _Step.AGAIN
         if seen.token == self._ref.token or owner.frees(seen.mark):
-            return self._steal(seen, keys, marks, decided)
+            return self._steal(seen, found, keys)
         if owner.state is RunState.UNKNOWN:
             return _Step.LOST  # normal once: gc may have deleted claim and run since the claim was read
         if owner.state is RunState.OPEN and self._ledger.abort_other(seen.token, owner, self._ref):
             return _Step.AGAIN
-        return self._meet_live(seen.token, owner, keys, marks, decided)
+        if self._on_conflict is OnConflict.FAIL:
+            raise RunConflictError(
+                f"{self._ref}: {len(found)} keys are owned by {owner}. Try again when that run has ended. Type: "
+                f"{self._show(owner)}"
+            )
+        return _Step.WAIT if self._on_conflict is OnConflict.WAIT else keys.decide(RowVerdict.CONFLICT, found)
 
-    def _steal(self, seen: Owner, keys: _Marks, marks: _Marks, decided: dict[bytes, KeyDecision]) -> _Step:
-        hashes = list(keys)
-        fingerprints = [marks.get(key_hash) for key_hash in hashes] if marks else None
+    def _steal(self, seen: Owner, found: _Marks, keys: _Keys) -> _Step:
+        hashes = list(found)
+        fingerprints = [keys.marks[key_hash] for key_hash in hashes] if keys.marks else None
         stolen = self._ledger.steal(self._ref, seen, hashes, frame=self._frame, fingerprints=fingerprints)
-        for key_hash in stolen:
-            decided[key_hash] = KeyDecision(RowVerdict.NEW, self._ref.token, other_payload=False)
+        keys.decide(RowVerdict.NEW, dict.fromkeys(stolen))
         return _Step.DECIDED if len(stolen) == len(hashes) else _Step.AGAIN
-
-    def _meet_live(
-        self, token: int, owner: Standing, keys: _Marks, marks: _Marks, decided: dict[bytes, KeyDecision]
-    ) -> _Step:
-        match self._on_conflict:
-            case OnConflict.WAIT:
-                return _Step.WAIT
-            case OnConflict.DIVERT:
-                return self._divert(token, keys, marks, decided)
-            case OnConflict.FAIL:
-                raise RunConflictError(
-                    f"{self._ref}: {len(keys)} keys are owned by {owner}. Try again when that run has ended. Type: "
-                    f"{self._show(owner)}"
-                )
-
-    def _divert(self, token: int, keys: _Marks, marks: _Marks, decided: dict[bytes, KeyDecision]) -> _Step:
-        for key_hash, mark in keys.items():
-            decided[key_hash] = KeyDecision(RowVerdict.CONFLICT, token, _differ(mark, marks.get(key_hash)))
-        return _Step.DECIDED
 
     def _wait(self, patience: Patience, standings: Mapping[int, Standing]) -> None:
         others = {token: each for token, each in standings.items() if token != self._ref.token}
@@ -294,14 +269,21 @@ class _Step(Enum):
 
 
 _Marks: TypeAlias = dict[bytes, bytes | None]
-_Questions: TypeAlias = dict[Owner, _Marks]
-"""For each owner, by token and mark alone, the keys to decide about and their fingerprints."""
+"""Keys, by their hashes, and the fingerprints of their payloads."""
 
 
-def _ask_about(questions: _Questions, key_hash: bytes, owner: Owner | None) -> None:
-    seen = _NO_OWNER if owner is None else Owner(owner.token, owner.mark)
-    questions.setdefault(seen, {})[key_hash] = None if owner is None else owner.fingerprint
+class _Keys:
+    """The keys of one call, with the payloads that this run has, and what is decided about them."""
 
+    def __init__(self, marks: _Marks) -> None:
+        self.marks = marks
+        self.decided: dict[bytes, KeyDecision] = {}
 
-def _differ(one: bytes | None, other: bytes | None) -> bool:
-    return one is not None and other is not None and one != other
+    def decide(self, verdict: RowVerdict, found: _Marks) -> _Step:
+        """Decide about keys that were claimed with the payloads found."""
+        for key_hash, mark in found.items():
+            mine = self.marks.get(key_hash)
+            self.decided[key_hash] = KeyDecision(
+                verdict, other_payload=None not in (mine, mark) and mine != mark
+            )
+        return _Step.DECIDED

@@ -281,7 +281,7 @@ class Retention:
     def __init__(self, seconds: float) -> None:
         """Compute the limits once."""
         self.seconds: Final = seconds
-        self.us: Final = max(int(seconds * MICROSECONDS), 1)
+        self.us: Final = microseconds(seconds)
         self.margin_us: Final = int(self.us * _MARGIN)
         self.max_age_us: Final = self.us - self.margin_us
 
@@ -298,6 +298,11 @@ class Retention:
                 f"not {lease_s!r}"
             )
         return lease_us
+
+
+def microseconds(seconds: float) -> int:
+    """A duration in microseconds, at least one."""
+    return max(int(seconds * MICROSECONDS), 1)
 
 
 def this_driver() -> str:

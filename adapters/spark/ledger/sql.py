@@ -10,7 +10,7 @@ from typing import Any, Final, Self, TypeVar
 
 from sqlalchemy import Engine
 
-from idempotent.adapters.spark.ledger.claims import MAX_ROWS, ClaimState, Holder, Owner, Owners, PendingRow
+from idempotent.adapters.spark.ledger.claims import MAX_ROWS, ClaimState, Holder, Owner, PendingRow
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.effect_transactions import EffectTransaction
 from idempotent.adapters.spark.ledger.runs import (
@@ -195,10 +195,10 @@ class SqlRunStore(RunStore):
 
     def insert_owned(
         self, owner: Owner, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
-    ) -> Owners:
+    ) -> list[Owner | None]:
         return self._run(self._claims.insert_owned, owner, hashes, fingerprints)
 
-    def read_owned(self, hashes: Sequence[bytes]) -> Owners:
+    def read_owned(self, hashes: Sequence[bytes]) -> list[Owner | None]:
         return self._run(self._claims.read_owned, hashes)
 
     def steal(self, owner: Owner, seen: Owner, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:

@@ -8,7 +8,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
 
-from idempotent.adapters.spark.ledger.claims import HANDLED, ClaimState, Holder, Owner, Owners, PendingRow
+from idempotent.adapters.spark.ledger.claims import HANDLED, ClaimState, Holder, Owner, PendingRow
 from idempotent.schema import run_claims_name
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.dialects import Conflict, SqlDialect
@@ -55,7 +55,7 @@ class ClaimTable:
         self._marked: Final = dialect.markers(
             f"SELECT COUNT(*) FROM {self.name} WHERE run = ? AND state = {ClaimState.OWNED:d} AND epoch = ?"
         )
-        self._text = lru_cache(maxsize=64)(self._statement)
+        self._text = lru_cache(maxsize=64)(dialect.markers)
 
     def insert_owned(
         self,
@@ -63,15 +63,15 @@ class ClaimTable:
         owner: Owner,
         hashes: Sequence[bytes],
         fingerprints: Sequence[bytes | None] | None,
-    ) -> Owners:
-        """Insert claims of keys without an owner; the owners of all."""
+    ) -> list[Owner | None]:
+        """Insert claims of keys without an owner; the owners of all, aligned."""
         values = (owner.token, owner.mark, owner.frame, owner.token, owner.mark)
         rows = self._owned.run(connection, hashes, fingerprints, values)
-        return Owners.of(hashes, _owners(rows))
+        return list(map(_owners(rows).get, hashes))
 
-    def read_owned(self, connection: DriverConnection, hashes: Sequence[bytes]) -> Owners:
-        """The owners of keys."""
-        return Owners.of(hashes, _owners(self._owned.read(connection, hashes)))
+    def read_owned(self, connection: DriverConnection, hashes: Sequence[bytes]) -> list[Owner | None]:
+        """The owners of keys, aligned."""
+        return list(map(_owners(self._owned.read(connection, hashes)).get, hashes))
 
     def steal(
         self,
@@ -180,9 +180,6 @@ class ClaimTable:
             f" AND attempt = ? AND state = {state:d}"
         )
         return {bytes(row[0]) for row in query(connection, statement, (*hashes, attempt))}
-
-    def _statement(self, text: str) -> str:
-        return self._dialect.markers(text)
 
 
 def _owner_text(dialect: SqlDialect) -> str:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import ClassVar, Final
 
-from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, Owners, PendingRow
+from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, PendingRow
 from idempotent.adapters.spark.ledger.runs import (
     Collected,
     Retention,
@@ -80,7 +80,7 @@ class RunStore(ABC):
     @abstractmethod
     def insert_owned(
         self, owner: Owner, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
-    ) -> Owners:
+    ) -> list[Owner | None]:
         """Insert claims of keys without an owner, iff the run is OPEN and its epoch the mark.
 
         Returns the owners of all, aligned.
@@ -92,7 +92,7 @@ class RunStore(ABC):
         """
 
     @abstractmethod
-    def read_owned(self, hashes: Sequence[bytes]) -> Owners:
+    def read_owned(self, hashes: Sequence[bytes]) -> list[Owner | None]:
         """The owners of the keys, aligned."""
 
     @abstractmethod

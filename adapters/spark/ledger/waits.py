@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, HASH_BYTES, MAX_ROWS, Holder
-from idempotent.adapters.spark.ledger.runs import MICROSECONDS, RunRef
+from idempotent.adapters.spark.ledger.runs import MICROSECONDS, RunRef, microseconds
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.logs import EventLog
 
@@ -51,8 +51,8 @@ class Patience:
         self._met.update(new)
         head = f"wait {ref.token} {ref.epoch} ".encode()
         hashes = sorted(hashlib.blake2b(head + each, digest_size=HASH_BYTES).digest() for each in new)
-        lease_us = max(int(self.wait_s * MICROSECONDS), 1)
-        waiting = Holder(ref.token, ref.epoch, secrets.token_bytes(ATTEMPT_BYTES), lease_us)
+        attempt = secrets.token_bytes(ATTEMPT_BYTES)
+        waiting = Holder(ref.token, ref.epoch, attempt, microseconds(self.wait_s))
         rows = store.insert_pending(waiting, hashes).values()
         now = self._monotonic()
         ends = (now + (row.lease_until_us - row.now_us) / MICROSECONDS for row in rows)

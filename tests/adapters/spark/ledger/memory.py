@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from threading import RLock
 
-from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, Owners, PendingRow
+from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, PendingRow
 from idempotent.adapters.spark.ledger.runs import (
     Collected,
     RunChange,
@@ -180,18 +180,16 @@ class MemoryRunStore(RunStore):
 
     def insert_owned(
         self, owner: Owner, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
-    ) -> Owners:
+    ) -> list[Owner | None]:
         with self.memory.lock:
             if self._is_open(owner.token, owner.mark):
                 for key_hash, fingerprint in zip(hashes, fingerprints or repeat(None), strict=False):
                     self.memory.claims.setdefault(key_hash, _owned(owner, fingerprint))
             return self.read_owned(hashes)
 
-    def read_owned(self, hashes: Sequence[bytes]) -> Owners:
+    def read_owned(self, hashes: Sequence[bytes]) -> list[Owner | None]:
         with self.memory.lock:
-            claims = {key_hash: self.memory.claims.get(key_hash) for key_hash in hashes}
-            found = {key: claim.owner for key, claim in claims.items() if claim}
-            return Owners.of(hashes, found)
+            return [claim and claim.owner for claim in map(self.memory.claims.get, hashes)]
 
     def steal(self, owner: Owner, seen: Owner, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
         with self.memory.lock:

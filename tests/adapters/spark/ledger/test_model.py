@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunLedger, RunState
-from idempotent.adapters.spark.ledger.run_claims import KeyDecision, _Step
 from idempotent.adapters.spark.ledger.runs import RunChange, Standing
 from tests.adapters.spark.ledger.interleaving import (
     DISOWNED,
@@ -75,13 +74,11 @@ def test_no_history_in_a_real_store_does_either(kind, seeds, request):
 class DropsWhatALiveRunHolds(RunClaims):
     """The obvious rule: a key that another run has is a duplicate."""
 
-    def _step(self, seen, keys, standings, marks, decided):
+    def _step(self, seen, found, standings, keys):
         held = seen.token in standings and standings[seen.token].state in {RunState.OPEN, RunState.PREPARED}
         if not held or seen.token == self._ref.token:
-            return super()._step(seen, keys, standings, marks, decided)
-        for key_hash in keys:
-            decided[key_hash] = KeyDecision(RowVerdict.DUPLICATE, seen.token, other_payload=False)
-        return _Step.DECIDED
+            return super()._step(seen, found, standings, keys)
+        return keys.decide(RowVerdict.DUPLICATE, found)
 
 
 class WithoutPrepared(RunLedger):
@@ -154,12 +151,9 @@ class EvaluatesAgain(RunLedger):
     def standing_of(self, tokens):
         return {token: AdmitsAll(*standing) for token, standing in super().standing_of(tokens).items()}
 
-    def owners(self, ref, hashes, **options):
-        for owners in super().owners(ref, hashes, **options):
-            mine = [
-                o and (o._replace(mark=ref.epoch) if o.token == ref.token else o) for o in owners.distinct
-            ]
-            yield owners._replace(distinct=mine)
+    def claim(self, ref, hashes, **options):
+        owners = super().claim(ref, hashes, **options)
+        return [o and (o._replace(mark=ref.epoch) if o.token == ref.token else o) for o in owners]
 
 
 class AdmitsAll(Standing):
