@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Final
 
@@ -18,16 +17,11 @@ from idempotent.forks import free_in_child
 # Workers import this module; in one that is pickled by value each task would have a dictionary of its own.
 _ledgers: Final[dict[StoreConfig, RunLedger]] = {}
 _lock: Final = free_in_child(threading.Lock())
-_pid = os.getpid()
 
 
 def ledger_for(config: StoreConfig) -> RunLedger:
     """The ledger of a store that this process keeps."""
-    global _pid  # noqa: PLW0603 - a forked worker must not share its parent's connections
     with _lock:
-        if _pid != os.getpid():
-            _ledgers.clear()
-            _pid = os.getpid()
         if config not in _ledgers:
             _ledgers[config] = open_ledger(config)
         return _ledgers[config]
