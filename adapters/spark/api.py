@@ -10,8 +10,7 @@ import pyarrow as pa
 from idempotent.adapters.spark.keys import key_hash
 from idempotent.adapters.spark.run import IdempotentRun
 from idempotent.adapters.spark.session import refuse_speculation
-from idempotent.adapters.spark.tasks.filters import BatchKeyFilter, KeyFilter, PartitionFilter, statuses
-from idempotent.adapters.spark.tasks.handle import RunHandle
+from idempotent.adapters.spark.tasks.filters import BatchFilter, KeyFilter, PartitionFilter, statuses
 from idempotent.adapters.spark.tasks.handlers import (
     BatchReplay,
     Handlers,
@@ -41,7 +40,7 @@ def idempotent_partitions(
         chunk: keys in one round trip; default: the run's.
         frame: see `IdempotentRun.dedup`. What this call returns is for one frame.
     """
-    return PartitionFilter(run.frame(frame).with_chunk(chunk), RowKeys(run.consumer, key))
+    return PartitionFilter(run.frame(frame).sized(chunk), RowKeys(run.consumer, key))
 
 
 def idempotent_foreach(
@@ -83,7 +82,7 @@ def idempotent_foreach(
     refuse_speculation(allowed=allow_speculation or flag(transactional, "transactional"))
     keys = RowKeys(run.consumer, key)
     if not transactional:
-        return PartitionEffects(run.handle.with_batches(batch_size, chunk), keys, handler, Handlers)
+        return PartitionEffects(run.handle.sized(chunk, batch_size), keys, handler, Handlers)
     if run.handle.store.is_redis:
         raise ConfigurationError(
             "transactional=True needs the ledger in the SQL database that the handler writes to, and this one is in "
@@ -91,7 +90,7 @@ def idempotent_foreach(
         )
     if chunk is not None:
         raise ConfigurationError("chunk cannot go with transactional=True: it is batch_size there")
-    handle = run.handle.with_batches(batch_size, batch_size or 1)
+    handle = run.handle.sized(batch_size or 1, batch_size)
     return PartitionEffects(handle, keys, handler, TransactionalHandlers)
 
 
@@ -127,11 +126,11 @@ def idempotent_batches(
     Raises:
         ConfigurationError: arguments that contradict each other, or a key without a column.
     """
-    handle, keys = run.frame(frame).with_chunk(chunk), RowKeys(run.consumer, key)
+    handle, keys = run.frame(frame).sized(chunk, batch_size), RowKeys(run.consumer, key)
     if mode == "dedup":
         if handler is not None or schema is not None or batch_size is not None:
             raise ConfigurationError('handler, schema and batch_size go with mode="replay": leave them out')
-        return BatchKeyFilter(handle, keys)
+        return BatchFilter(handle, keys)
     if mode != "replay":
         raise ConfigurationError(
             f"mode must be dedup or replay, not {mode!r}; effects are for idempotent_foreach"
@@ -140,7 +139,7 @@ def idempotent_batches(
         raise ConfigurationError('mode="replay" needs a handler, and the schema that mapInArrow gets')
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return BatchReplay(handle.with_batches(batch_size, chunk), keys, handler, to_arrow_schema(schema))
+    return BatchReplay(handle, keys, handler, to_arrow_schema(schema))
 
 
 def idempotent_udf(run: IdempotentRun, *, frame: str | None = None) -> Any:
@@ -155,12 +154,9 @@ def idempotent_udf(run: IdempotentRun, *, frame: str | None = None) -> Any:
     """
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 
-    return arrow_udf(status_function(run.frame(frame)), "string").asNondeterministic()
+    handle = run.frame(frame)
 
-
-def status_function(handle: RunHandle) -> Callable[..., Any]:
-    """The function for `arrow_udf`, which reads the kind of function from the annotations."""
-
+    # `arrow_udf` reads the kind of function from the annotations.
     def decided(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         keys = KeyFilter(handle)
         for arrays in columns:
@@ -170,4 +166,4 @@ def status_function(handle: RunHandle) -> Callable[..., Any]:
             hashes = [key_hash(handle.ref.consumer, each) for each in zip(*lists, strict=True)]
             yield statuses(keys.decide(hashes))
 
-    return decided
+    return arrow_udf(decided, "string").asNondeterministic()

@@ -21,12 +21,12 @@ from idempotent.adapters.spark.ledger.urls import open_ledger
 from idempotent.adapters.spark.publication import Publication
 from idempotent.adapters.spark.session import batch_number, new_counters, refuse_streaming
 from idempotent.adapters.spark.staging import Output
-from idempotent.adapters.spark.tasks.handle import RunHandle, checked_chunk, refuse_divert
+from idempotent.adapters.spark.tasks.handle import RunHandle
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.errors import ConfigurationError, IdempotentError, RunFencedError, StoreError
 from idempotent.logs import EventLog
 from idempotent.processing.calling import finished
-from idempotent.validation import choice, flag, seconds
+from idempotent.validation import choice, flag, seconds, whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -112,7 +112,7 @@ class IdempotentRun:
             StoreError: the store failed, or did not answer.
         """
         conflict = choice(OnConflict, on_conflict, "on_conflict")
-        checked_chunk(chunk)
+        whole(chunk, "chunk")
         seconds(wait_s, "wait_s", zero=True)
         seconds(lease_s, "lease_s")
         flag(takeover, "takeover")
@@ -227,8 +227,6 @@ class IdempotentRun:
         """
         if emit not in ("rows", "status"):
             raise ConfigurationError(f"emit must be rows or status, not {emit!r}")
-        if emit == "rows":
-            refuse_divert(self._handle)
         refuse_streaming(df)
         return new_rows(
             df,

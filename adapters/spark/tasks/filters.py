@@ -68,13 +68,6 @@ class KeyFilter:
         self._count(verdicts)
         return verdicts, changed
 
-    def rows(self, rows: Iterable[T], hashes: Iterable[bytes]) -> Iterator[T]:
-        """The rows that are new."""
-        for part in self._handle.chunks(zip(rows, hashes, strict=True)):
-            for (row, _), verdict in zip(part, self.decide([each for _, each in part]), strict=True):
-                if verdict is RowVerdict.NEW:
-                    yield row
-
     def _count(self, verdicts: Sequence[RowVerdict]) -> None:
         if self._handle.counters is not None:
             # Not a Counter: hashing an enum member takes longer than the rest of the work for a row.
@@ -93,49 +86,41 @@ class PartitionFilter:
         """The new rows of one partition, lazily."""
         keys = KeyFilter(self._handle)
         for part in self._handle.chunks(rows):
-            yield from keys.rows(part, map(self._keys.of_row, part))
-
-
-class BatchKeyFilter:
-    """For `mapInArrow`: the new rows of batches without `HASH_COLUMN`. Picklable."""
-
-    def __init__(self, handle: RunHandle, keys: RowKeys) -> None:
-        """Connect only when called."""
-        self._handle = refuse_divert(handle)
-        self._keys = keys
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Filter one partition."""
-        keys = KeyFilter(self._handle)
-        for batch in gathered(batches, self._handle.chunk):
-            yield only_new(batch, keys.decide(self._keys.of_batch(batch)))
+            verdicts = keys.decide(list(map(self._keys.of_row, part)))
+            yield from (row for row, verdict in zip(part, verdicts, strict=True) if verdict is RowVerdict.NEW)
 
 
 class BatchFilter:
-    """For `mapInArrow`: the new rows of batches with `HASH_COLUMN`, or all rows with a status. Picklable.
+    """For `mapInArrow`: the new rows of batches, or all rows with a status. Picklable.
 
     Arrow filters whole batches: Python code that runs for each row is many times slower.
 
     Args:
         handle: the run.
+        keys: finds the key hashes; None: the batches have them, in `HASH_COLUMN`.
         status: emit all rows with `STATUS_COLUMN` instead of the new rows only.
     """
 
-    def __init__(self, handle: RunHandle, *, status: bool) -> None:
+    def __init__(self, handle: RunHandle, keys: RowKeys | None = None, *, status: bool = False) -> None:
         """Connect only when called."""
-        self._handle = handle
+        self._handle = handle if status else refuse_divert(handle)
+        self._keys = keys
         self._status = status
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Filter one partition."""
         keys = KeyFilter(self._handle)
         for batch in gathered(batches, self._handle.chunk):
+            if self._keys is not None:
+                yield only_new(batch, keys.decide(self._keys.of_batch(batch)))
+                continue
             hashes = batch.column(HASH_COLUMN).to_pylist()
             rest = batch.drop_columns([HASH_COLUMN])
             changed: Sequence[bool] = ()
             if PAYLOAD_COLUMN in batch.schema.names:
                 rest = rest.drop_columns([PAYLOAD_COLUMN])
-                verdicts, changed = keys.compare(hashes, _payloads(batch))
+                payloads = batch.column(PAYLOAD_COLUMN).to_pylist()
+                verdicts, changed = keys.compare(hashes, [each.to_bytes(8, signed=True) for each in payloads])
             else:
                 verdicts = keys.decide(hashes)
             if self._status:
@@ -169,10 +154,6 @@ def _refuse_changed(changed: Sequence[bool]) -> None:
             f"{count} rows have the key of an earlier row and another payload: they are updates, or the key does "
             'not identify a row. emit="status" marks them instead'
         )
-
-
-def _payloads(batch: pa.RecordBatch) -> list[bytes]:
-    return [value.to_bytes(8, signed=True) for value in batch.column(PAYLOAD_COLUMN).to_pylist()]
 
 
 def gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

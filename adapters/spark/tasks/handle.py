@@ -45,24 +45,22 @@ class Counters:
     """
 
     def __init__(self, accumulator: Any, token: int) -> None:
-        """Start at 0."""
         self._accumulator = accumulator
-        self._names = {verdict.name: (token, verdict.name) for verdict in RowVerdict}
+        self._names = {verdict: (token, verdict.value) for verdict in RowVerdict}
 
     def add(self, verdicts: Mapping[RowVerdict, int]) -> None:
         """Count rows, on an executor."""
-        self._accumulator.add({self._names[verdict.name]: count for verdict, count in verdicts.items()})
+        self._accumulator.add({self._names[verdict]: count for verdict, count in verdicts.items()})
 
     @property
     def values(self) -> dict[str, int]:
-        """Rows by verdict's name in lower case, on the driver."""
-        sums = self._accumulator.value
-        return {name.lower(): sums.get(entry, 0) for name, entry in self._names.items()}
+        """Rows by verdict, on the driver."""
+        return {name[1]: self._accumulator.value.get(name, 0) for name in self._names.values()}
 
     def free(self) -> None:
         """Forget the run's numbers, on the driver."""
-        for entry in self._names.values():
-            self._accumulator.value.pop(entry, None)
+        for name in self._names.values():
+            self._accumulator.value.pop(name, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +92,14 @@ class RunHandle:
     batch: str | None = None
     batch_size: int | None = None
 
-    def with_chunk(self, chunk: int | None) -> RunHandle:
-        """The handle with another chunk; None keeps the present one."""
-        return self if chunk is None else replace(self, chunk=checked_chunk(chunk))
+    def sized(self, chunk: int | None, batch_size: int | None = None) -> RunHandle:
+        """The handle with these sizes; None for the chunk: the present one, or `batch_size` if that is more.
 
-    def with_batches(self, batch_size: int | None, chunk: int | None) -> RunHandle:
-        """The handle with another size of batches and another chunk, by default one that has a whole batch."""
+        Raises:
+            ConfigurationError: a size is not a whole number from 1.
+        """
         size = None if batch_size is None else whole(batch_size, "batch_size")
-        chunk = max(self.chunk, size or 1) if chunk is None else checked_chunk(chunk)
+        chunk = max(self.chunk, size or 1) if chunk is None else whole(chunk, "chunk")
         return replace(self, batch_size=size, chunk=chunk)
 
     def call(self, handler: Callable[..., Any], rows: Sequence[Any], *connection: Any) -> Any:
@@ -118,11 +116,6 @@ class RunHandle:
         source = iter(rows)
         while part := list(islice(source, self.chunk)):
             yield part
-
-
-def checked_chunk(size: int) -> int:
-    """The size of a chunk. Raises ConfigurationError: not a whole number from 1."""
-    return whole(size, "chunk")
 
 
 def refuse_divert(handle: RunHandle) -> RunHandle:
