@@ -118,30 +118,25 @@ def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> Dat
 
 def _take_turn(ledger: RunLedger, handle: RunHandle) -> None:
     """Wait until this attempt owns the consumer's turn: a claim that passes on once its owner has ended."""
-    turn = key_hash(f"{handle.ref.consumer}\0bulk_dedup", ["turn"])
+    ref, turn = handle.ref, key_hash(f"{handle.ref.consumer}\0bulk_dedup", ["turn"])
     patience = Patience(handle.wait_s if handle.on_conflict is OnConflict.WAIT else 0.0)
     while True:
-        (owner,) = ledger.claim(handle.ref, [turn])
+        (owner,) = ledger.claim(ref, [turn])
         if owner is None:
             # The store claims for OPEN runs only, so this one has ended.
-            standing = ledger.standing_of([handle.ref.token])[handle.ref.token]
-            require_open(handle.ref, standing, handle.store.where)
+            require_open(ref, ledger.standing(ref.token), ledger.where)
             continue
-        if (owner.token, owner.mark) == (handle.ref.token, handle.ref.epoch):
+        if (owner.token, owner.mark) == (ref.token, ref.epoch):
             return
-        other = ledger.standing_of([owner.token])[owner.token]
-        if owner.token == handle.ref.token or other.state.is_final:
-            if not ledger.steal(handle.ref, owner, [turn]):
-                require_open(
-                    handle.ref, ledger.standing_of([handle.ref.token])[handle.ref.token], handle.store.where
-                )
+        other = ledger.standing(owner.token)
+        if owner.token == ref.token or other.state.is_final:
+            if not ledger.steal(ref, owner, [turn]):
+                require_open(ref, ledger.standing(ref.token), ledger.where)
             continue
-        if ledger.abort_other(owner.token, other, handle.ref):
+        if ledger.abort_other(owner.token, other, ref):
             continue
-        if not patience.wait(
-            handle.ref, partial("the turn of its consumer, which has {}".format, other), _POLL_S
-        ):
+        if not patience.wait(ref, partial("the turn of its consumer, which has {}".format, other), _POLL_S):
             raise RunConflictError(
-                f"another run of consumer {handle.ref.consumer!r} has the turn: {other}. Begin {handle.ref} again when "
-                f"that one has ended. Type: {command('show', replace(handle.ref, run_id=other.run_id))}"
+                f"another run of consumer {ref.consumer!r} has the turn: {other}. Begin {ref} again when that one has "
+                f"ended. Type: {command('show', replace(ref, run_id=other.run_id))}"
             )

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from idempotent.adapters.spark.deduplication import new_rows
@@ -59,15 +58,22 @@ class IdempotentRun:
     It holds as long as claims outlive the horizon of duplicates, the store loses nothing that it acknowledged, the
     publishing never deletes or replaces output, and every PREPARED run is begun again until it commits, or is
     aborted by a person who has checked that none of its output is published.
+
+    Attributes:
+        handle: what closures carry to the executors.
+        ledger: the driver's ledger.
+        output: what this attempt has staged and claimed.
+        state: of the run, as this driver knows it.
+        output_ref: where the output of a committed run is, if that was said.
     """
 
     def __init__(self, ledger: RunLedger, row: RunRow, handle: RunHandle, renewals: RepeatingThread) -> None:
         """Called by `begin`, which applications use."""
-        self._ledger = ledger
-        self._handle = handle
+        self.ledger: Final = ledger
+        self.handle: Final = handle
         self._renewals = renewals
         self._attempt = f"{row.ref.token}-{row.prepared or row.ref.epoch}"
-        self._output = Output(row.ref, row.manifest)
+        self.output: Final = Output(row.ref, row.manifest)
         self._frames: dict[str, int] = {}
         self.state: RunState = row.state
         self.output_ref: str | None = row.output_ref
@@ -138,29 +144,14 @@ class IdempotentRun:
     # What it is, and what this attempt has done
 
     @property
-    def handle(self) -> RunHandle:
-        """What closures carry to the executors."""
-        return self._handle
-
-    @property
-    def ledger(self) -> RunLedger:
-        """The driver's ledger."""
-        return self._ledger
-
-    @property
-    def output(self) -> Output:
-        """What this attempt has staged and claimed."""
-        return self._output
-
-    @property
     def run_id(self) -> str:
         """The name of the unit of work."""
-        return self._handle.ref.run_id
+        return self.handle.ref.run_id
 
     @property
     def consumer(self) -> str:
         """The consumer that claims the keys."""
-        return self._handle.ref.consumer
+        return self.handle.ref.consumer
 
     @property
     def is_committed(self) -> bool:
@@ -178,7 +169,7 @@ class IdempotentRun:
 
         In the modes effect and replay new are the keys that were handled, and duplicate all other rows.
         """
-        return self._handle.counters.values if self._handle.counters else {}
+        return self.handle.counters.values if self.handle.counters else {}
 
     def frame(self, name: str | None = None) -> RunHandle:
         """The handle for one frame. Of two frames of a run that share a key, one has its row.
@@ -187,7 +178,7 @@ class IdempotentRun:
             name: frames of one name are the same frame, made again; None: a frame of its own.
         """
         number = self._frames.setdefault(name or f"\0{len(self._frames)}", len(self._frames))
-        return replace(self._handle, frame=number, batch=batch_number())
+        return replace(self.handle, frame=number, batch=batch_number())
 
     # Mode dedup
 
@@ -262,8 +253,8 @@ class IdempotentRun:
             tasks.
         """
         if self.state is RunState.OPEN:
-            self._output.stage(df, folder, file_format)
-        return self._output.staged_in(folder).frame(df.sparkSession)
+            self.output.stage(df, folder, file_format)
+        return self.output.staged_in(folder).frame(df.sparkSession)
 
     def claim(self, df: DataFrame) -> None:
         """Make all claims of a frame that `dedup` returned: for a run whose claims are all its output.
@@ -271,7 +262,7 @@ class IdempotentRun:
         Once the run is PREPARED nothing is evaluated.
         """
         if self.state is RunState.OPEN:
-            self._output.claim(df)
+            self.output.claim(df)
 
     # The end
 
@@ -309,28 +300,22 @@ class IdempotentRun:
             ConfigurationError: the run is committed.
             StoreError: the store failed, or did not answer: begin the run again.
         """
-        ref = self._handle.ref
+        ref = self.handle.ref
         if self.is_committed:
             raise ConfigurationError(
                 f"{ref} is COMMITTED, and its output is published: look at is_committed first, or use publish(), which "
                 "skips such a run"
             )
-        output = self._output
-        self._ledger.prepare(
+        self.ledger.prepare(
             ref,
-            rows=output.rows if rows is None else rows,
-            manifest=output.manifest,
-            elsewhere=output.elsewhere,
+            rows=self.output.rows if rows is None else rows,
+            manifest=self.output.manifest,
+            elsewhere=self.output.elsewhere,
         )
         self.state = RunState.PREPARED
-        staged = self._output.staged
+        staged = self.output.staged
         publication = Publication(
-            ref.run_id,
-            ref.generation,
-            self._attempt,
-            staged,
-            self.output_ref,
-            handle=self._handle,
+            ref.run_id, ref.generation, self._attempt, staged, self.output_ref, handle=self.handle
         )
         try:
             yield publication
@@ -340,7 +325,7 @@ class IdempotentRun:
                 "publishes the same staged rows"
             )
             raise
-        self._ledger.commit(ref, publication.output_ref)
+        self.ledger.commit(ref, publication.output_ref)
         self.state, self.output_ref = RunState.COMMITTED, publication.output_ref
 
     def abort(self, *, unpublished: bool = False) -> None:
@@ -357,7 +342,7 @@ class IdempotentRun:
             ConfigurationError: `unpublished` is no bool.
             StoreError: the store failed, or did not answer.
         """
-        self._ledger.abort(self._handle.ref, unpublished=flag(unpublished, "unpublished"))
+        self.ledger.abort(self.handle.ref, unpublished=flag(unpublished, "unpublished"))
         self.state = RunState.ABORTED
 
     def close(self) -> None:
@@ -365,21 +350,17 @@ class IdempotentRun:
         self._renewals.stop(None)
         # If the store does not answer, the lease ends in time.
         with suppress(StoreError):
-            self._ledger.end_lease(self._handle.ref)
-        if self._handle.counters is not None:
-            self._handle.counters.free()
+            self.ledger.end_lease(self.handle.ref)
+        if self.handle.counters is not None:
+            self.handle.counters.free()
         if self.is_committed:
-            collect(self._ledger, self._handle.store)
-        self._ledger.close()
+            collect(self.ledger, self.handle.store)
+        self.ledger.close()
 
     def __enter__(self) -> Self:
-        """The run itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -168,6 +168,10 @@ class RunLedger:
         """The state of each of these tokens; UNKNOWN for a token that the store does not know."""
         return {token: standing.state for token, standing in self.standing_of(tokens).items()}
 
+    def standing(self, token: int) -> Standing:
+        """How far the run of this token is; UNKNOWN if the store does not know it."""
+        return self.standing_of([token])[token]
+
     def standing_of(self, tokens: Collection[int]) -> dict[int, Standing]:
         """How far each of these tokens' runs is; UNKNOWN for a token that the store does not know."""
         if not tokens:
@@ -373,7 +377,7 @@ class RunLedger:
             if not unanswered:
                 return [answers[key_hash] for key_hash in hashes]
             pending = sorted(unanswered)
-            require_open(ref, self.standing_of([ref.token])[ref.token], self.where)
+            require_open(ref, self.standing(ref.token), self.where)
         raise StoreBusyError(
             f"{len(pending)} keys of {ref} changed their holders in each of {_ROUNDS} rounds. Try again"
         )

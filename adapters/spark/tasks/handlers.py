@@ -55,8 +55,7 @@ class Handlers:
         self._ledger = ledger_for(handle.store)
         # Random: Spark uses its stage, partition and attempt numbers again in other jobs.
         self._attempt = secrets.token_bytes(ATTEMPT_BYTES)
-        standing = self._ledger.standing_of([handle.ref.token])[handle.ref.token]
-        require_alive(handle.ref, standing, self._ledger.where, again=True)
+        require_alive(handle.ref, self._ledger.standing(handle.ref.token), self._ledger.where, again=True)
 
     def run(self, hashes: Sequence[bytes], rows: Sequence[Any]) -> dict[bytes, bytes | None]:
         """The results of all keys: the handler's, or what an earlier attempt stored.
