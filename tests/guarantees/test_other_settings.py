@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from redis import Redis
 
 from idempotent import Message
-from idempotent.adapters.spark.ledger import RunLedger, StoreConfig, open_store
+from idempotent.adapters.spark.ledger import HandlerClaims, RunLedger, StoreConfig, open_store
 from idempotent.checkers import OffsetChecker
 from idempotent.claims import ClaimRequest, Failure
 from idempotent.keys import KeySpace
@@ -27,7 +27,7 @@ LONG_S, SHORT_S = 30 * 86400.0, 0.001
 # Where a test waits for a server, a lease is the limit of its patience.
 PATIENT = {"lease_s": LONG_S, "retention_s": LONG_S, "dead_retention_s": LONG_S}
 HASTY = {"lease_s": 10.0, "retention_s": SHORT_S, "dead_retention_s": SHORT_S}
-ATTEMPT, RELAY = b"a" * 16, b"r" * 16
+RELAY = b"r" * 16
 
 
 @pytest.fixture
@@ -101,8 +101,9 @@ class Client:
         for state in ("open", "committed", "aborted", *(["prepared"] if self.is_patient else [])):
             ref = self.ledger.begin(self.name, state, lease_s=lease_s).ref
             handled, *owned = (KeySpace(self.name, state).key(f"{number}").hash for number in range(3))
-            self.ledger.acquire(ref, ATTEMPT, [handled], lease_s)
-            self.ledger.finish(ATTEMPT, [(handled, b"result")])
+            claims = HandlerClaims(self.ledger, ref, lease_s)
+            claims.acquire([handled])
+            claims.finish([(handled, b"result")])
             if state == "aborted":  # such a run owns nothing
                 driver.abort(ref)
                 continue
@@ -138,7 +139,7 @@ class Client:
         for checker in self.checkers:
             checker.garbage_collect()
             checker.garbage_collect_alone()
-        self.ledger.gc()
+        self.ledger.collect()
 
 
 def rows(store):
@@ -189,8 +190,9 @@ def test_a_run_that_another_client_aborts_is_kept_as_long_as_its_own_client_says
     patient, hasty = client(PATIENT), client(HASTY)
     ref = patient.ledger.begin("patient", "dead", lease_s=SHORT_S).ref
     (handled,) = (KeySpace("patient", "dead").key("0").hash,)
-    patient.ledger.acquire(ref, ATTEMPT, [handled], LONG_S)
-    patient.ledger.finish(ATTEMPT, [(handled, b"result")])
+    claims = HandlerClaims(patient.ledger, ref, LONG_S)
+    claims.acquire([handled])
+    claims.finish([(handled, b"result")])
     kept = names(shared_store)
     time.sleep(0.05)
     assert hasty.ledger.abort_lapsed(ref.token)

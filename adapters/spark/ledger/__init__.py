@@ -13,6 +13,7 @@ from idempotent.adapters.spark.ledger.claims import (
     Owner,
 )
 from idempotent.adapters.spark.ledger.config import StoreConfig
+from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
 from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.run_claims import KeyDecision, OnConflict, RowVerdict, RunClaims
 from idempotent.adapters.spark.ledger.runs import RunRef, RunRow, RunState
@@ -24,6 +25,7 @@ __all__ = [
     "FINGERPRINT_BYTES",
     "HASH_BYTES",
     "ClaimState",
+    "HandlerClaims",
     "Held",
     "Hold",
     "KeyDecision",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple, TypeVar
@@ -21,7 +21,6 @@ FINGERPRINT_BYTES: Final = 8
 MAX_ROWS: Final = 1000
 """The most keys in one round trip; a longer call makes several."""
 _HASH_LENGTHS: Final = frozenset({HASH_BYTES})
-_PACKET_BYTES: Final = 4_000_000
 
 
 class ClaimState(IntEnum):
@@ -56,7 +55,7 @@ class Owner(NamedTuple):
 
 
 class Hold(Enum):
-    """The answer of `RunLedger.acquire` for a key."""
+    """The answer of `HandlerClaims.acquire` for a key."""
 
     MINE = "mine"
     """This attempt has the pending claim: run the handler, then `finish`."""
@@ -68,7 +67,7 @@ class Hold(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The answer of `RunLedger.acquire` for one key.
+    """The answer of `HandlerClaims.acquire` for one key.
 
     Attributes:
         hold: whether this attempt has the key.
@@ -183,17 +182,3 @@ def check(hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None) 
 def in_parts(items: Sequence[T]) -> list[Sequence[T]]:
     """The items in slices for one statement each."""
     return [items[start : start + MAX_ROWS] for start in range(0, len(items), MAX_ROWS)]
-
-
-def in_packets(
-    results: Sequence[tuple[bytes, bytes | None]],
-) -> Iterator[Sequence[tuple[bytes, bytes | None]]]:
-    """The results in slices for one statement each: a packet of MySQL has at most 16 MB."""
-    for part in in_parts(results):
-        start, size = 0, 0
-        for at, (_, result) in enumerate(part):
-            size += len(result or b"")
-            if size > _PACKET_BYTES and at > start:
-                yield part[start:at]
-                start, size = at, len(result or b"")
-        yield part[start:]

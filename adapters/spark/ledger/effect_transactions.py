@@ -9,6 +9,7 @@ from typing import Final, Self, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import sessionmaker
 
+from idempotent.adapters.spark.ledger.claims import Holder
 from idempotent.adapters.spark.ledger.sql_claims import ClaimTable
 from idempotent.checkers.sql.handler_transaction import HandlerTransaction
 from idempotent.checkers.sql.sessions import Sessions
@@ -28,7 +29,6 @@ class EffectTransaction(HandlerTransaction):
     """A handler's transaction with claims of its keys. Its block commits by `commit`, or not at all."""
 
     def __init__(self, own: DetachedConnections, dialect: SqlDialect, claims: ClaimTable) -> None:
-        """Begin it."""
         super().__init__(own, dialect, _SESSIONS, strict=False)
         self._claims = claims
 
@@ -65,17 +65,16 @@ class EffectTransaction(HandlerTransaction):
                     raise as_store_error(error, engine, claims.name) from error
         raise AssertionError("unreachable")
 
-    def demand_claims(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
-        """Check that an attempt's claims of these keys are still in this transaction.
+    def demand_claims(self, holder: Holder, hashes: Sequence[bytes]) -> None:
+        """Check that a holder's claims of these keys are still in this transaction.
 
         Raises as `demand_open`: the database has undone the transaction, or the handler ended it.
         """
         self.flush()
         self.demand_open()
         # After an error that the handler has ignored, the database may have begun another transaction, without claims.
-        if self.doubt and self._claims.finish(self.driver, attempt, [(each, None) for each in hashes]) != set(
-            hashes
-        ):
+        as_done = [(each, None) for each in hashes]
+        if self.doubt and self._claims.finish(self.driver, holder, as_done) != set(hashes):
             if self.undone_by is not None:
                 raise self.undone()
             raise TransactionEscapedError(
@@ -83,7 +82,6 @@ class EffectTransaction(HandlerTransaction):
             )
 
     def __enter__(self) -> Self:
-        """The transaction itself."""
         return self
 
     def __exit__(

@@ -1,32 +1,19 @@
-"""RunLedger: the rules of runs and their claims, over the atomic steps of a `RunStore`.
-
-Long because each rule stands with its contract, which takes more lines than the rule.
-"""
+"""RunLedger: the rules of runs and of the keys that they own, over the atomic steps of a `RunStore`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Final, Self
 
-from idempotent.adapters.spark.ledger.claims import (
-    MAX_ROWS,
-    Held,
-    Hold,
-    Holder,
-    Owner,
-    check,
-    in_packets,
-    in_parts,
-)
+from idempotent.adapters.spark.ledger.claims import MAX_ROWS, Owner, check, in_parts
 from idempotent.adapters.spark.ledger.refusals import (
     another_driver,
     expired,
     fenced,
     held_by_transaction,
-    require_open,
     require_same_input,
     unknown_run,
     unpublished,
@@ -39,7 +26,6 @@ from idempotent.adapters.spark.ledger.runs import (
     RunRow,
     RunState,
     Standing,
-    microseconds,
     next_ref,
     this_driver,
 )
@@ -347,73 +333,10 @@ class RunLedger:
             stolen |= self.store.steal(Owner(ref.token, ref.epoch, frame), seen, part)
         return stolen
 
-    # Modes replay and effect: claims are PENDING while a handler runs, and DONE after it even if the run is aborted
-
-    def acquire(self, ref: RunRef, attempt: bytes, hashes: Sequence[bytes], lease_s: float) -> list[Held]:
-        """Make keys pending for this attempt, except those that another attempt holds or has finished.
-
-        A pending claim is taken over when its lease has ended by the store's clock, its run is ABORTED, or it is of
-        this run under an older epoch (its driver is dead). May be repeated.
-
-        Args:
-            ref: the run; the store inserts and takes over only while it is OPEN and its epoch is the newest.
-            attempt: 16 bytes, different for each attempt of each task.
-            hashes: of the keys, all different. The answers are aligned.
-            lease_s: seconds until other attempts may take the keys over, unless `renew_claims` is called.
-
-        Raises:
-            RunFencedError, StoreReplacedError: as `renew`.
-            RunInputChangedError: the run is PREPARED or COMMITTED, and a key was never claimed.
-            ConfigurationError: mode dedup has claimed a key of this consumer.
-        """
-        check(hashes, None)
-        holder = Holder(ref.token, ref.epoch, attempt, microseconds(lease_s), self.store.new_claims)
-        pending = sorted(hashes)
-        answers: dict[bytes, Held] = {}
-        for _ in range(_ROUNDS):
-            unanswered: list[bytes] = []
-            for part in in_parts(pending):
-                unanswered += self._acquire_part(holder, part, answers)
-            if not unanswered:
-                return [answers[key_hash] for key_hash in hashes]
-            pending = sorted(unanswered)
-            require_open(ref, self.standing(ref.token), self.where)
-        raise StoreBusyError(
-            f"{len(pending)} keys of {ref} changed their holders in each of {_ROUNDS} rounds. Try again"
-        )
-
-    def finish(self, attempt: bytes, finished: Iterable[tuple[bytes, bytes | None]]) -> set[bytes]:
-        """PENDING -> DONE with the handler's result, by a compare-and-set on the attempt. May be repeated.
-
-        Args:
-            attempt: that acquired the keys.
-            finished: (hash, result or None), all hashes different.
-
-        Returns:
-            The hashes that this attempt still held. Other attempts have taken over the rest: their effect may have
-            happened twice, and this attempt's result is not recorded.
-        """
-        mine: set[bytes] = set()
-        for part in in_packets(sorted(finished)):
-            mine |= self.store.finish(attempt, part)
-        return mine
-
-    def renew_claims(self, attempt: bytes, hashes: Iterable[bytes], lease_s: float) -> set[bytes]:
-        """Let the leases of pending claims end `lease_s` seconds from now; the hashes that this attempt still holds."""
-        mine: set[bytes] = set()
-        for part in in_parts(sorted(hashes)):
-            mine |= self.store.renew_pending(attempt, part, microseconds(lease_s))
-        return mine
-
-    def give_up(self, attempt: bytes, hashes: Iterable[bytes]) -> None:
-        """Delete pending claims of this attempt, so that a retry may handle the keys. Finished claims stay."""
-        for part in in_parts(sorted(hashes)):
-            self.store.give_up(attempt, part)
-
     # Upkeep
 
-    def gc(self, limit: int = 10_000) -> int:
-        """Delete claims and runs that are no longer needed, in bounded batches; the number of claims deleted.
+    def collect(self, limit: int = 10_000) -> Collected:
+        """Delete claims and runs that are no longer needed, in bounded batches.
 
         The retention of a run is the longest of the drivers that began it, whatever that of this ledger is.
 
@@ -426,10 +349,6 @@ class RunLedger:
         Args:
             limit: the most claims to delete.
         """
-        return self.collect(limit).claims
-
-    def collect(self, limit: int = 10_000) -> Collected:
-        """The same, with all that it did."""
         aborted = sum(map(self.abort_lapsed, self.store.abandoned()))
         return self.store.collect(limit)._replace(aborted=aborted)
 
@@ -503,20 +422,6 @@ class RunLedger:
         if change.owned is not None and (owned := self.store.count_owned(ref)) != change.owned:
             raise unpublished(ref, keys=owned + elsewhere, rows=change.owned + elsewhere)
         raise StoreBusyError(f"another driver changed {ref} at the same time. Try again")
-
-    def _acquire_part(
-        self, holder: Holder, hashes: Sequence[bytes], answers: dict[bytes, Held]
-    ) -> list[bytes]:
-        """Add the answers that are known; the hashes to ask for again."""
-        rows = self.store.insert_pending(holder, hashes)
-        others = {row.token for row in rows.values() if row.is_held(holder)}
-        aborted = {token for token, state in self.state_of(others).items() if state is RunState.ABORTED}
-        free = [row for row in rows.values() if row.may_pass_to(holder, aborted)]
-        taken = self.store.take_over(holder, free) if free else set()
-        answers |= {key_hash: Held(Hold.MINE, holder.token, holder.attempt) for key_hash in taken}
-        for key_hash in rows.keys() - {row.key_hash for row in free}:
-            answers[key_hash] = rows[key_hash].answer(holder)
-        return [key_hash for key_hash in hashes if key_hash not in answers]
 
 
 def _say_begun(row: RunRow, newest: RunRow | None) -> None:

@@ -241,15 +241,15 @@ class RedisRunStore(RunStore):
             hashes, self._store.run(_TAKE_OVER, self._with_run(holder.token, hashes), arguments)
         )
 
-    def finish(self, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
+    def finish(self, holder: Holder, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
         bodies = (b"" if result is None else b"=" + result for _, result in results)
-        return self._of_attempt(_FINISH, [key_hash for key_hash, _ in results], attempt, *bodies)
+        return self._of_attempt(_FINISH, [key_hash for key_hash, _ in results], holder.attempt, *bodies)
 
-    def renew_pending(self, attempt: bytes, hashes: Sequence[bytes], lease_us: int) -> set[bytes]:
-        return self._of_attempt(_RENEW_PENDING, hashes, attempt, lease_us)
+    def renew_pending(self, holder: Holder, hashes: Sequence[bytes]) -> set[bytes]:
+        return self._of_attempt(_RENEW_PENDING, hashes, holder.attempt, holder.lease_us)
 
-    def give_up(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
-        self._store.run(_GIVE_UP, [self._claims + key_hash for key_hash in hashes], (attempt,))
+    def give_up(self, holder: Holder, hashes: Sequence[bytes]) -> None:
+        self._store.run(_GIVE_UP, [self._claims + key_hash for key_hash in hashes], (holder.attempt,))
 
     def close(self) -> None:
         with self._store.edge():

@@ -210,18 +210,16 @@ class SqlRunStore(RunStore):
     def take_over(self, holder: Holder, seen: Sequence[PendingRow]) -> set[bytes]:
         return self._run(self._claims.take_over, holder, seen)
 
-    def finish(self, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
-        return self._run(self._claims.finish, attempt, results)
+    def finish(self, holder: Holder, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
+        return self._run(self._claims.finish, holder, results)
 
-    def renew_pending(self, attempt: bytes, hashes: Sequence[bytes], lease_us: int) -> set[bytes]:
-        return self._run(self._claims.renew, attempt, hashes, lease_us)
+    def renew_pending(self, holder: Holder, hashes: Sequence[bytes]) -> set[bytes]:
+        return self._run(self._claims.renew, holder, hashes)
 
-    def give_up(
-        self, attempt: bytes, hashes: Sequence[bytes], state: ClaimState = ClaimState.PENDING
-    ) -> None:
+    def give_up(self, holder: Holder, hashes: Sequence[bytes]) -> None:
         # A claim that is DONE may be another transaction's by now.
-        lock_s = 1 if state is ClaimState.DONE else None
-        self._run(self._claims.give_up, attempt, hashes, state, lock_s=lock_s)
+        lock_s = 1 if holder.state is ClaimState.DONE else None
+        self._run(self._claims.give_up, holder, hashes, lock_s=lock_s)
 
     def transaction(self, claim: Callable[[RunStore], T]) -> tuple[T, EffectTransaction]:
         """Begin a transaction, and claim in it: `claim` gets this store within it, and may be called again."""
@@ -311,8 +309,6 @@ class SqlRunStore(RunStore):
 
 class _WithinTransaction(SqlRunStore):
     """The store on the connection of one transaction. Nothing is tried again in it."""
-
-    new_claims = ClaimState.DONE
 
     def __init__(self, store: SqlRunStore, connection: DriverConnection) -> None:
         vars(self).update(vars(store))  # its names and statements

@@ -18,7 +18,9 @@ _TAKE_OVERS: Final = 200
 
 
 class ClaimTable:
-    """One row for each key. Every change has its condition, and the row count tells whether that held for all rows.
+    """One row for each key: the steps of a `RunStore` that concern claims.
+
+    Every change has its condition, and the row count tells whether that held for all rows.
 
     Args:
         dialect: what differs between the databases.
@@ -64,13 +66,11 @@ class ClaimTable:
         hashes: Sequence[bytes],
         fingerprints: Sequence[bytes | None] | None,
     ) -> list[Owner | None]:
-        """Insert claims of keys without an owner; the owners of all, aligned."""
         values = (owner.token, owner.mark, owner.frame, owner.token, owner.mark)
         rows = self._owned.run(connection, hashes, fingerprints, values)
         return list(map(_owners(rows).get, hashes))
 
     def read_owned(self, connection: DriverConnection, hashes: Sequence[bytes]) -> list[Owner | None]:
-        """The owners of keys, aligned."""
         return list(map(_owners(self._owned.read(connection, hashes)).get, hashes))
 
     def steal(
@@ -80,7 +80,6 @@ class ClaimTable:
         seen: Owner,
         keys: Sequence[tuple[bytes, bytes | None]],
     ) -> set[bytes]:
-        """Make `owner` the owner of keys with the token and mark of `seen`; all hashes that it owns then."""
         hashes = [key_hash for key_hash, _ in keys]
         marks = [key for key in keys if key[1] is not None]
         cases = " ".join(["WHEN ? THEN ?"] * len(marks))
@@ -99,7 +98,6 @@ class ClaimTable:
     def insert_pending(
         self, connection: DriverConnection, holder: Holder, hashes: Sequence[bytes]
     ) -> dict[bytes, PendingRow]:
-        """Insert the holder's claims of keys without a claim; the rows of all."""
         claim = (holder.token, int(holder.state), holder.epoch, holder.attempt, holder.lease_us)
         values = (*claim, holder.token, holder.epoch)
         rows = self._pending.run(connection, hashes, None, values)
@@ -108,73 +106,68 @@ class ClaimTable:
     def take_over(
         self, connection: DriverConnection, holder: Holder, seen: Sequence[PendingRow]
     ) -> set[bytes]:
-        """Make pending claims the holder's if they are as seen; all hashes that the holder has then."""
         taken: set[bytes] = set()
         for start in range(0, len(seen), _TAKE_OVERS):
             part = seen[start : start + _TAKE_OVERS]
             as_seen = " OR ".join(["(key_hash = ? AND attempt = ? AND lease_until = ?)"] * len(part))
-            statement = self._text(
+            update = (
                 f"UPDATE {self.name} SET run = ?, state = ?, epoch = ?, attempt = ?,"
                 f" lease_until = {self._dialect.now_us} + ?"
                 f" WHERE ({as_seen}) AND state = {ClaimState.PENDING:d} AND {self._open_run}"
             )
             conditions = chain.from_iterable((row.key_hash, row.attempt, row.lease_until_us) for row in part)
             values = (holder.token, int(holder.state), holder.epoch, holder.attempt, holder.lease_us)
+            params = (*values, *conditions, holder.token, holder.epoch)
             hashes = [row.key_hash for row in part]
-            if execute(connection, statement, (*values, *conditions, holder.token, holder.epoch)) == len(
-                part
-            ):
-                taken.update(hashes)
-            else:
-                taken |= self._of_attempt(connection, holder.attempt, hashes, holder.state)
+            taken |= self._held(connection, update, params, holder.attempt, hashes, holder.state)
         return taken
 
     def finish(
-        self, connection: DriverConnection, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]
+        self, connection: DriverConnection, holder: Holder, results: Sequence[tuple[bytes, bytes | None]]
     ) -> set[bytes]:
-        """Make claims of the attempt DONE; the hashes that are."""
         hashes = [key_hash for key_hash, _ in results]
         stored = [pair for pair in results if pair[1] is not None]
         cases = " ".join(["WHEN ? THEN ?"] * len(stored))
         result = f", result = CASE key_hash {cases} ELSE NULL END" if stored else ""
-        statement = self._text(
+        update = (
             f"UPDATE {self.name} SET state = {ClaimState.DONE:d}{result}"
             f" WHERE key_hash IN {listed(len(hashes))} AND attempt = ?"
         )
-        if execute(connection, statement, (*chain.from_iterable(stored), *hashes, attempt)) == len(hashes):
-            return set(hashes)
-        return self._of_attempt(connection, attempt, hashes, ClaimState.DONE)
+        params = (*chain.from_iterable(stored), *hashes, holder.attempt)
+        return self._held(connection, update, params, holder.attempt, hashes, ClaimState.DONE)
 
-    def renew(
-        self, connection: DriverConnection, attempt: bytes, hashes: Sequence[bytes], lease_us: int
-    ) -> set[bytes]:
-        """Renew pending claims of the attempt; the hashes that are pending."""
-        statement = self._text(
+    def renew(self, connection: DriverConnection, holder: Holder, hashes: Sequence[bytes]) -> set[bytes]:
+        update = (
             f"UPDATE {self.name} SET lease_until = {self._dialect.now_us} + ?"
             f" WHERE key_hash IN {listed(len(hashes))} AND attempt = ? AND state = {ClaimState.PENDING:d}"
         )
-        if execute(connection, statement, (lease_us, *hashes, attempt)) == len(hashes):
-            return set(hashes)
-        return self._of_attempt(connection, attempt, hashes, ClaimState.PENDING)
+        params = (holder.lease_us, *hashes, holder.attempt)
+        return self._held(connection, update, params, holder.attempt, hashes, ClaimState.PENDING)
 
-    def give_up(
-        self, connection: DriverConnection, attempt: bytes, hashes: Sequence[bytes], state: ClaimState
-    ) -> None:
-        """Delete claims of the attempt in this state."""
-        statement = self._text(
+    def give_up(self, connection: DriverConnection, holder: Holder, hashes: Sequence[bytes]) -> None:
+        delete = (
             f"DELETE FROM {self.name} WHERE key_hash IN {listed(len(hashes))}"
-            f" AND attempt = ? AND state = {state:d}"
+            f" AND attempt = ? AND state = {holder.state:d}"
         )
-        execute(connection, statement, (*hashes, attempt))
+        execute(connection, self._text(delete), (*hashes, holder.attempt))
 
     def marked(self, connection: DriverConnection, token: int, epoch: int) -> int:
         """The number of OWNED claims of a run with this mark."""
         ((count,),) = query(connection, self._marked, (token, epoch))
         return int(count)
 
-    def _of_attempt(
-        self, connection: DriverConnection, attempt: bytes, hashes: Sequence[bytes], state: ClaimState
+    def _held(
+        self,
+        connection: DriverConnection,
+        update: str,
+        params: Sequence[Any],
+        attempt: bytes,
+        hashes: Sequence[bytes],
+        state: ClaimState,
     ) -> set[bytes]:
+        """Update claims; those of these keys that the attempt has in this state then."""
+        if execute(connection, self._text(update), params) == len(hashes):
+            return set(hashes)
         statement = self._text(
             f"SELECT key_hash FROM {self.name} WHERE key_hash IN {listed(len(hashes))}"
             f" AND attempt = ? AND state = {state:d}"

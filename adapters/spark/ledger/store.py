@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
-from idempotent.adapters.spark.ledger.claims import ClaimState, Holder, Owner, PendingRow
+from idempotent.adapters.spark.ledger.claims import Holder, Owner, PendingRow
 from idempotent.adapters.spark.ledger.runs import (
     Collected,
     Retention,
@@ -29,11 +29,7 @@ class RunStore(ABC):
         retention_s: seconds that a claim is kept.
     """
 
-    new_claims: ClassVar[ClaimState] = ClaimState.PENDING
-    """The state of a claim that `RunLedger.acquire` makes here."""
-
     def __init__(self, where: str, *, retention_s: float) -> None:
-        """Store the settings."""
         self.where: Final = where
         self.retention: Final = Retention(retention_s)
 
@@ -117,16 +113,16 @@ class RunStore(ABC):
         """Make pending claims the holder's, iff they are as seen, and the run is OPEN at the epoch; all that it has."""
 
     @abstractmethod
-    def finish(self, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
-        """Make claims of the attempt DONE, with their results; the hashes that it held."""
+    def finish(self, holder: Holder, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
+        """Make claims of the holder DONE, with their results; the hashes that it held."""
 
     @abstractmethod
-    def renew_pending(self, attempt: bytes, hashes: Sequence[bytes], lease_us: int) -> set[bytes]:
-        """Renew pending claims of the attempt; the hashes that it holds."""
+    def renew_pending(self, holder: Holder, hashes: Sequence[bytes]) -> set[bytes]:
+        """Renew pending claims of the holder; the hashes that it holds."""
 
     @abstractmethod
-    def give_up(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
-        """Delete pending claims of the attempt."""
+    def give_up(self, holder: Holder, hashes: Sequence[bytes]) -> None:
+        """Delete claims of the holder that are as it makes them."""
 
     # Upkeep
 
@@ -139,7 +135,7 @@ class RunStore(ABC):
         """All generations of runs in these states, in no order, without manifests, with names as far as keys tell."""
 
     def collect(self, limit: int) -> Collected:
-        """Delete what `RunLedger.gc` lists, at most `limit` claims, and a batch of runs. Nothing where rows expire."""
+        """Delete what `RunLedger.collect` lists: `limit` claims at most, a batch of runs; nothing where rows expire."""
         del limit
         return Collected()
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import pyarrow as pa
 
-from idempotent.adapters.spark.ledger.claims import ATTEMPT_BYTES, ClaimState, Held, Hold
+from idempotent.adapters.spark.ledger.claims import ClaimState, Held, Hold
+from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
 from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.refusals import command, require_alive
 from idempotent.adapters.spark.ledger.run_claims import RowVerdict
@@ -27,6 +26,7 @@ from idempotent.logs import EventLog
 
 if TYPE_CHECKING:
     from idempotent.adapters.spark.ledger.sql import SqlRunStore
+    from idempotent.adapters.spark.ledger.store import RunStore
 
 log = EventLog(__name__)
 
@@ -53,8 +53,7 @@ class Handlers:
         self._handle = handle
         self._handler = handler
         self._ledger = ledger_for(handle.store)
-        # Random: Spark uses its stage, partition and attempt numbers again in other jobs.
-        self._attempt = secrets.token_bytes(ATTEMPT_BYTES)
+        self._claims = HandlerClaims(self._ledger, handle.ref, handle.lease_s)
         require_alive(handle.ref, self._ledger.standing(handle.ref.token), self._ledger.where, again=True)
 
     def run(self, hashes: Sequence[bytes], rows: Sequence[Any]) -> dict[bytes, bytes | None]:
@@ -66,7 +65,7 @@ class Handlers:
 
         Raises:
             RunConflictError: a key was held for longer than the run waits.
-            RunError, StoreError: see RunLedger.acquire.
+            RunError, StoreError: see HandlerClaims.acquire.
             Exception: the handler's own. The keys of its batch, and those not yet handled, are free for Spark's retry.
         """
         first = first_of_each(hashes, rows)
@@ -87,19 +86,15 @@ class Handlers:
 
     def _take(self, rows: Mapping[bytes, Any]) -> tuple[dict[bytes, Held], dict[bytes, bytes | None]]:
         """Acquire these keys, and handle those that this attempt has. The answers, and the results of keys handled."""
-        holds = self._acquire(self._ledger, self._attempt, list(rows))
+        holds = self._claims.acquire(list(rows))
         mine = {each: rows[each] for each, held in holds.items() if held.hold is Hold.MINE}
         return holds, self._handle_mine(mine) if mine else {}
-
-    def _acquire(self, ledger: RunLedger, attempt: bytes, hashes: Sequence[bytes]) -> dict[bytes, Held]:
-        answers = ledger.acquire(self._handle.ref, attempt, hashes, self._handle.lease_s)
-        return dict(zip(hashes, answers, strict=True))
 
     def _handle_mine(self, rows: Mapping[bytes, Any]) -> dict[bytes, bytes | None]:
         """The results of the keys finished here; other attempts may have taken over the rest."""
         results: dict[bytes, bytes | None] = {}
         hashes, size = list(rows), self._handle.batch_size or 1
-        with _Renewal(self._renew, set(hashes), self._handle.lease_s) as renewal:
+        with _Renewal(self._claims, set(hashes), self._handle.lease_s) as renewal:
             try:
                 for start in range(0, len(hashes), size):
                     # Another attempt may have taken a key over.
@@ -107,19 +102,16 @@ class Handlers:
                     if not batch:
                         continue
                     found = dict(zip(batch, self._handler([rows[each] for each in batch]), strict=True))
-                    finished = self._ledger.finish(self._attempt, found.items())
+                    finished = self._claims.finish(found.items())
                     results.update({each: found[each] for each in finished})
                     renewal.forget(batch)
             except BaseException:
                 renewal.stop()
                 # If this fails too their leases end in time; the handler's error is the one to report.
                 with suppress(StoreError):
-                    self._ledger.give_up(self._attempt, renewal.outstanding)
+                    self._claims.give_up(renewal.outstanding)
                 raise
         return results
-
-    def _renew(self, hashes: set[bytes]) -> set[bytes]:
-        return self._ledger.renew_claims(self._attempt, hashes, self._handle.lease_s)
 
     def _wait(self, patience: Patience, held: Mapping[bytes, Held]) -> None:
         """Wait for the keys that other attempts hold."""
@@ -162,27 +154,30 @@ class TransactionalHandlers(Handlers):
     """
 
     def _take(self, rows: Mapping[bytes, Any]) -> tuple[dict[bytes, Held], dict[bytes, bytes | None]]:
-        # One of its own for each transaction: in a later one the key is done, not this attempt's.
-        attempt, hashes = secrets.token_bytes(ATTEMPT_BYTES), list(rows)
         store = cast("SqlRunStore", self._ledger.store)  # others are refused on the driver
+
+        def claim(within: RunStore) -> tuple[HandlerClaims, dict[bytes, Held]]:
+            # An attempt of its own for each transaction: in a later one the key is done, not this attempt's.
+            ref, lease_s = self._handle.ref, self._handle.lease_s
+            claims = HandlerClaims(RunLedger(within), ref, lease_s, state=ClaimState.DONE)
+            return claims, claims.acquire(list(rows))
+
         try:
-            holds, transaction = store.transaction(
-                lambda within: self._acquire(RunLedger(within), attempt, hashes)
-            )
+            (claims, holds), transaction = store.transaction(claim)
         except StoreBusyError:
             # Another transaction had a key, or on SQLite the file, for as long as the database waits for a lock.
-            return dict.fromkeys(hashes, _LOCKED), {}
+            return dict.fromkeys(rows, _LOCKED), {}
         with transaction:
             mine = [each for each, held in holds.items() if held.hold is Hold.MINE]
             if mine:
                 try:
                     self._handler([rows[each] for each in mine], transaction.connection)
-                    transaction.demand_claims(attempt, mine)
+                    transaction.demand_claims(claims.holder, mine)
                 except BaseException:
                     transaction.close(reuse=False)
                     # A handler may have committed them in a way that is not seen: a retry would find its keys done.
                     with suppress(StoreError):
-                        store.give_up(attempt, mine, ClaimState.DONE)
+                        store.give_up(claims.holder, mine)
                     raise
                 # Whether a COMMIT without an answer has succeeded is not asked: Spark's retry finds the claims, or not.
                 transaction.commit()
@@ -193,14 +188,14 @@ class _Renewal:
     """Renews the leases of keys that were just acquired, three times a lease, and knows which keys were lost.
 
     Args:
-        renew: renews these keys; returns those that this attempt still holds.
+        claims: of the keys.
         hashes: of the keys.
         lease_s: seconds of one lease.
     """
 
-    def __init__(self, renew: Callable[[set[bytes]], set[bytes]], hashes: set[bytes], lease_s: float) -> None:
+    def __init__(self, claims: HandlerClaims, hashes: set[bytes], lease_s: float) -> None:
         """Count from now: the leases have just begun."""
-        self._renew_keys = renew
+        self._claims = claims
         self._hashes = hashes
         self._lease_s = lease_s
         self._safe_until = time.monotonic() + lease_s - lease_s / _TIMES_A_LEASE
@@ -208,14 +203,10 @@ class _Renewal:
         self._thread = RepeatingThread(self._renew_or_say, "idempotent-renewal", lease_s / _TIMES_A_LEASE)
 
     def __enter__(self) -> Self:
-        """Start the thread."""
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop the thread."""
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -254,7 +245,7 @@ class _Renewal:
             if not self._hashes:
                 return
             asked = time.monotonic()
-            self._hashes &= self._renew_keys(set(self._hashes))
+            self._hashes &= self._claims.renew(set(self._hashes))
             self._safe_until = asked + self._lease_s - self._lease_s / _TIMES_A_LEASE
 
 

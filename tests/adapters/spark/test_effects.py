@@ -19,7 +19,7 @@ from idempotent.adapters.spark import (
     idempotent_batches,
     idempotent_foreach,
 )
-from idempotent.adapters.spark.ledger import ClaimState, open_ledger
+from idempotent.adapters.spark.ledger import ClaimState, HandlerClaims, open_ledger
 from idempotent.errors import (
     ConfigurationError,
     RunConflictError,
@@ -35,7 +35,6 @@ from tests.adapters.spark.support.rows import RowsWritten, exit_code_of
 from tests.adapters.spark.test_handlers import OUT, hash_of
 
 FEW = [{"k": f"k{number}", "v": number} for number in range(10)]
-OTHER = b"a" * 16
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mysql"])
@@ -113,11 +112,12 @@ def test_a_batch_is_recorded_as_a_whole_or_not_at_all(redis_store, begin):
 
 def test_the_rest_of_a_batch_does_not_wait_for_a_key_that_another_attempt_holds(redis_store, begin):
     run, seen = begin(redis_store), []
-    run.ledger.acquire(run.handle.ref, OTHER, [hash_of(run, "k1")], lease_s=600)
+    other = HandlerClaims(run.ledger, run.handle.ref, 600)
+    other.acquire([hash_of(run, "k1")])
 
     def handle(rows):
         seen.append(keys(rows))
-        run.ledger.give_up(OTHER, [hash_of(run, "k1")])
+        other.give_up([hash_of(run, "k1")])
 
     in_batches(run, handle, 3)(FEW[:4])
     assert seen == [["k0", "k2", "k3"], ["k1"]]
@@ -362,8 +362,9 @@ def test_a_transaction_that_gets_no_lock_in_time_begins_again_for_as_long_as_the
 def test_claims_of_effects_without_transactions_are_waited_for_and_taken_over(database, written, begin):
     run = begin(database, wait_s=0.5)
     ref, held, done = run.handle.ref, hash_of(run, "k1"), hash_of(run, "k2")
-    run.ledger.acquire(ref, OTHER, [held, done], lease_s=600)
-    run.ledger.finish(OTHER, [(done, None)])
+    other = HandlerClaims(run.ledger, ref, 600)
+    other.acquire([held, done])
+    other.finish([(done, None)])
     with pytest.raises(RunConflictError, match=r"1 keys of .* held by other attempts"):
         in_transactions(run, written.write)(FEW[:4])
     assert sorted(written.times) == ["k0", "k3"]

@@ -15,7 +15,7 @@ from idempotent.adapters.spark import (
     idempotent_partitions,
     key_hash,
 )
-from idempotent.adapters.spark.ledger import HASH_BYTES, RunState
+from idempotent.adapters.spark.ledger import HASH_BYTES, HandlerClaims, RunState
 from idempotent.adapters.spark.tasks.handlers import Handlers
 from idempotent.errors import ConfigurationError, RunConflictError, RunFencedError, RunInputChangedError
 from tests.adapters.spark.support.faults import is_first_attempt
@@ -99,7 +99,7 @@ def test_a_task_that_waits_for_another_attempt_says_so_once_and_names_its_patien
     begin, in_this_process, caplog
 ):
     run, other = begin(wait_s=0.3), begin("r2")
-    run.ledger.acquire(other.handle.ref, b"other" + bytes(11), [HELD], 15.0)
+    HandlerClaims(run.ledger, other.handle.ref, 15.0).acquire([HELD])
     with pytest.raises(
         RunConflictError, match=r"1 keys of .*'r1'.* held by other attempts for more than 0\.3 s"
     ):
@@ -116,7 +116,7 @@ def test_a_task_that_waits_for_another_task_of_its_run_is_no_warning_and_does_no
     begin, in_this_process, caplog
 ):
     run, other = begin(wait_s=0.3), begin("r2")
-    run.ledger.acquire(run.handle.ref, b"other" + bytes(11), [HELD], 15.0)
+    HandlerClaims(run.ledger, run.handle.ref, 15.0).acquire([HELD])
     with pytest.raises(
         RunConflictError, match="They are of other tasks of this run, or tries that died; a lease"
     ):
@@ -124,8 +124,8 @@ def test_a_task_that_waits_for_another_task_of_its_run_is_no_warning_and_does_no
     assert not logged(caplog, "run_waits")
     # Keys for which no try has waited yet.
     theirs, ours = FREE, bytes([3]) * HASH_BYTES
-    run.ledger.acquire(other.handle.ref, b"third" + bytes(11), [theirs], 15.0)
-    run.ledger.acquire(run.handle.ref, b"other" + bytes(11), [ours], 15.0)
+    HandlerClaims(run.ledger, other.handle.ref, 15.0).acquire([theirs])
+    HandlerClaims(run.ledger, run.handle.ref, 15.0).acquire([ours])
     with pytest.raises(RunConflictError):
         Handlers(run.handle, lambda _: [None, None]).run([theirs, ours], [1, 2])
     (told,) = logged(caplog, "run_waits")
@@ -135,12 +135,12 @@ def test_a_task_that_waits_for_another_task_of_its_run_is_no_warning_and_does_no
 
 def test_what_a_handler_takes_is_no_wait_for_another_attempt(begin, in_this_process):
     run = begin(wait_s=0.5)
-    other = b"other" + bytes(11)
-    run.ledger.acquire(run.handle.ref, other, [HELD], 15.0)
+    other = HandlerClaims(run.ledger, run.handle.ref, 15.0)
+    other.acquire([HELD])
 
     def handle(_):
         time.sleep(0.6)
-        run.ledger.finish(other, [(HELD, b"theirs")])
+        other.finish([(HELD, b"theirs")])
         return [b"mine"]
 
     assert Handlers(run.handle, handle).run([HELD, FREE], [1, 2]) == {HELD: b"theirs", FREE: b"mine"}
@@ -235,15 +235,15 @@ def test_a_result_that_fits_no_row_is_refused_before_it_counts_as_done(
 def test_a_key_that_another_attempt_holds_is_waited_for(frame, begin, effects):
     """Until that attempt has failed, and then it is handled here, or has done it, and then it is not."""
     run = begin()
-    ref, other = run.handle.ref, b"a" * 16
+    other = HandlerClaims(run.ledger, run.handle.ref, 600)
     fails, finishes = hash_of(run, "k0"), hash_of(run, "k1")
-    run.ledger.acquire(ref, other, [fails, finishes], lease_s=600)
+    other.acquire([fails, finishes])
 
     def end_when_the_job_has_handled_the_rest():
         while len(effects.times) < 48:
             time.sleep(0.05)
-        run.ledger.finish(other, [(finishes, None)])
-        run.ledger.give_up(other, [fails])
+        other.finish([(finishes, None)])
+        other.give_up([fails])
 
     holder = threading.Thread(target=end_when_the_job_has_handled_the_rest, daemon=True)
     holder.start()
@@ -257,7 +257,7 @@ def test_a_key_that_another_attempt_holds_is_waited_for(frame, begin, effects):
 def test_waiting_for_a_key_ends_with_an_error_that_says_so(begin, in_this_process):
     run = begin(wait_s=0.2)
     key = hash_of(run, "k0")
-    run.ledger.acquire(run.handle.ref, b"a" * 16, [key], lease_s=600)
+    HandlerClaims(run.ledger, run.handle.ref, 600).acquire([key])
     with pytest.raises(RunConflictError, match=r"1 keys of run 'r1'.*held by other attempts"):
         idempotent_foreach(run, key="k", handler=print)([{"k": "k0"}])
 

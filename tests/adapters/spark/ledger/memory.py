@@ -239,25 +239,25 @@ class MemoryRunStore(RunStore):
                     taken.add(row.key_hash)
             return taken
 
-    def finish(self, attempt: bytes, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
+    def finish(self, holder: Holder, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
         with self.memory.lock:
-            mine = self._of(attempt, [key_hash for key_hash, _ in results])
+            mine = self._of(holder.attempt, [key_hash for key_hash, _ in results])
             for key_hash, result in results:
                 if key_hash in mine:
                     claim = self.memory.claims[key_hash]
                     claim.state, claim.result = ClaimState.DONE, result
             return mine
 
-    def renew_pending(self, attempt: bytes, hashes: Sequence[bytes], lease_us: int) -> set[bytes]:
+    def renew_pending(self, holder: Holder, hashes: Sequence[bytes]) -> set[bytes]:
         with self.memory.lock:
-            mine = {key for key in self._of(attempt, hashes) if self._is_pending(key)}
+            mine = {key for key in self._of(holder.attempt, hashes) if self._is_pending(key)}
             for key_hash in mine:
-                self.memory.claims[key_hash].lease_until_us = self._clock() + lease_us
+                self.memory.claims[key_hash].lease_until_us = self._clock() + holder.lease_us
             return mine
 
-    def give_up(self, attempt: bytes, hashes: Sequence[bytes]) -> None:
+    def give_up(self, holder: Holder, hashes: Sequence[bytes]) -> None:
         with self.memory.lock:
-            for key_hash in self._of(attempt, hashes):
+            for key_hash in self._of(holder.attempt, hashes):
                 if self._is_pending(key_hash):
                     del self.memory.claims[key_hash]
 

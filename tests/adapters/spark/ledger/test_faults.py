@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from idempotent.adapters.spark.ledger import (
+    HandlerClaims,
     OnConflict,
     Owner,
     RowVerdict,
@@ -55,7 +56,7 @@ class TestReplacedFile:
         for call in (
             lambda: claims.decide(hashes),
             lambda: RunClaims(ledger, ref).decide(keys(1)),
-            lambda: ledger.acquire(ref, b"a" * 16, keys(1), LEASE_S),
+            lambda: HandlerClaims(ledger, ref, LEASE_S).acquire(keys(1)),
             lambda: ledger.prepare(ref),
         ):
             with pytest.raises(StoreReplacedError, match=r"ledger\.db"):
@@ -107,7 +108,7 @@ class TestForgetfulRedis:
             client.flushall()
             for call in (
                 lambda: claims.decide(hashes),
-                lambda: ledger.acquire(ref, b"a" * 16, hashes, LEASE_S),
+                lambda: HandlerClaims(ledger, ref, LEASE_S).acquire(hashes),
                 lambda: ledger.prepare(ref),
                 lambda: ledger.commit(ref),
             ):
@@ -161,7 +162,7 @@ class TestForgetfulRedis:
         with open_ledger(config) as ledger, self.client(server) as client:
             ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
             ledger.claim(ref, keys(5))
-            ledger.acquire(ref, b"a" * 16, keys(5), LEASE_S)
+            HandlerClaims(ledger, ref, LEASE_S).acquire(keys(5))
             ledger.prepare(ref)
             ledger.commit(ref)
             claims = client.keys("*claim:*")
@@ -188,7 +189,7 @@ def test_a_store_that_is_down_is_an_error_and_is_used_again_when_it_is_back(serv
             lambda: ledger.state_of([ref.token]),
             lambda: ledger.prepare(ref),
             lambda: ledger.begin("orders", "r2", lease_s=LEASE_S),
-            lambda: ledger.finish(b"a" * 16, [(hashes[0], None)]),
+            lambda: HandlerClaims(ledger, ref, LEASE_S).finish([(hashes[0], None)]),
         ):
             with pytest.raises(StoreError):
                 call()

@@ -17,5 +17,5 @@ def test_every_kind_of_statement_works(sql_store, table):
         assert [owner.token for owner in ledger.claim(ref, hashes) if owner] == [ref.token] * 3
         ledger.prepare(ref)
         ledger.commit(ref)
-        assert ledger.gc() == 0
+        assert ledger.collect().claims == 0
     downgrade(sql_store.url, table=table)

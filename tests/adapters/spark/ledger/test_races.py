@@ -12,7 +12,15 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-from idempotent.adapters.spark.ledger import Hold, OnConflict, Owner, RowVerdict, RunClaims, RunState
+from idempotent.adapters.spark.ledger import (
+    HandlerClaims,
+    Hold,
+    OnConflict,
+    Owner,
+    RowVerdict,
+    RunClaims,
+    RunState,
+)
 from idempotent.errors import RunConflictError
 from idempotent.schema import run_tables
 from tests.adapters.spark.ledger.contract.base import keys
@@ -122,8 +130,8 @@ def test_attempts_that_race_for_keys_hold_each_once(place):
     ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
 
     def acquire(number):
-        held = place.ledger().acquire(ref, bytes([number]) * 16, hashes, LEASE_S)
-        return {key for key, answer in zip(hashes, held, strict=True) if answer.hold is Hold.MINE}
+        held = HandlerClaims(place.ledger(), ref, LEASE_S, bytes([number]) * 16).acquire(hashes)
+        return {key for key, answer in held.items() if answer.hold is Hold.MINE}
 
     count = Counter(key for mine in at_once(acquire) for key in mine)
     assert count == dict.fromkeys(hashes, 1)
@@ -132,12 +140,12 @@ def test_attempts_that_race_for_keys_hold_each_once(place):
 def test_attempts_that_take_over_hold_each_once(place):
     ledger, hashes = place.ledger(), keys(500)
     ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
-    ledger.acquire(ref, b"z" * 16, hashes, LEASE_S)
+    HandlerClaims(ledger, ref, LEASE_S, b"z" * 16).acquire(hashes)
     later = ledger.begin("orders", "r1", lease_s=LEASE_S, takeover=True).ref
 
     def acquire(number):
-        held = place.ledger().acquire(later, bytes([number]) * 16, hashes, LEASE_S)
-        return {key for key, answer in zip(hashes, held, strict=True) if answer.hold is Hold.MINE}
+        held = HandlerClaims(place.ledger(), later, LEASE_S, bytes([number]) * 16).acquire(hashes)
+        return {key for key, answer in held.items() if answer.hold is Hold.MINE}
 
     count = Counter(key for mine in at_once(acquire) for key in mine)
     assert count == dict.fromkeys(hashes, 1)

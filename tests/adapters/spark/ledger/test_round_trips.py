@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from idempotent.adapters.spark.ledger import Hold, RowVerdict, RunClaims, RunLedger
+from idempotent.adapters.spark.ledger import ClaimState, HandlerClaims, Hold, RowVerdict, RunClaims, RunLedger
 from idempotent.stores.redis.scripts import RedisStore
 from idempotent.stores.sql import cursor
 from tests.adapters.spark.ledger import ledgers
 from tests.adapters.spark.ledger.contract.base import keys
 
 LEASE_S = 60.0
-ATTEMPT = b"a" * 16
 MODULES = ("sql", "sql_claims")
 
 
@@ -75,10 +74,11 @@ def test_round_trips_of_taking_over_1000_keys(place, sent):
 def test_round_trips_of_1000_effects(place, sent):
     ledger, hashes = place.ledger(), keys(1000)
     ref = ledger.begin("orders", "r1", lease_s=LEASE_S).ref
-    assert count(sent, lambda: ledger.acquire(ref, ATTEMPT, hashes, LEASE_S))[0] == 1
-    assert count(sent, lambda: ledger.renew_claims(ATTEMPT, hashes, LEASE_S))[0] == 1
+    claims = HandlerClaims(ledger, ref, LEASE_S)
+    assert count(sent, lambda: claims.acquire(hashes))[0] == 1
+    assert count(sent, lambda: claims.renew(hashes))[0] == 1
     results = [(key_hash, b"result") for key_hash in hashes]
-    assert count(sent, lambda: ledger.finish(ATTEMPT, results))[0] == 1
+    assert count(sent, lambda: claims.finish(results))[0] == 1
 
 
 def test_round_trips_of_1000_effects_in_a_transaction(place, sent):
@@ -88,17 +88,20 @@ def test_round_trips_of_1000_effects_in_a_transaction(place, sent):
     ref = RunLedger(store).begin("orders", "r1", lease_s=LEASE_S).ref
 
     def effect():
-        _, transaction = store.transaction(
-            lambda within: RunLedger(within).acquire(ref, ATTEMPT, hashes, LEASE_S)
-        )
+        def claim(within):
+            claims = HandlerClaims(RunLedger(within), ref, LEASE_S, state=ClaimState.DONE)
+            claims.acquire(hashes)
+            return claims
+
+        claims, transaction = store.transaction(claim)
         with transaction:
-            transaction.demand_claims(ATTEMPT, hashes)
+            transaction.demand_claims(claims.holder, hashes)
             transaction.commit()
 
     # Beside BEGIN and COMMIT: the claims are inserted as done.
     assert count(sent, effect)[0] == 1
-    other = b"b" * 16
-    assert {each.hold for each in RunLedger(store).acquire(ref, other, hashes, LEASE_S)} == {Hold.DONE}
+    other = HandlerClaims(RunLedger(store), ref, LEASE_S).acquire(hashes)
+    assert {each.hold for each in other.values()} == {Hold.DONE}
 
 
 def test_round_trips_of_a_run(place, sent):

@@ -14,7 +14,7 @@ from idempotent.errors import (
     RunInputChangedError,
     UnpublishedClaimsError,
 )
-from tests.adapters.spark.ledger.contract.base import LONG_S, A, LedgerContract, keys
+from tests.adapters.spark.ledger.contract.base import LONG_S, LedgerContract, keys
 from tests.adapters.spark.ledger.counting import claims_of
 from tests.support.logs import logged
 
@@ -84,7 +84,7 @@ class AttemptsContract(LedgerContract):
         assert self.ledger.steal(zombie, Owner(dead.token, 1), hashes[1:2]) == set()
         for step in (
             lambda: self.claims(zombie).decide(hashes),
-            lambda: self.ledger.acquire(zombie, A, keys(1), LONG_S),
+            lambda: self.handler(zombie).acquire(keys(1)),
             lambda: self.ledger.prepare(zombie, rows=1),
             lambda: self.ledger.commit(zombie),
             lambda: self.ledger.abort(zombie),

@@ -11,6 +11,7 @@ from typing import ClassVar
 import pytest
 
 from idempotent.adapters.spark.ledger import (
+    HandlerClaims,
     OnConflict,
     RowVerdict,
     RunClaims,
@@ -74,6 +75,9 @@ class LedgerContract:
         ref = self.forgetful().begin("orders", run_id, lease_s=TINY_RETENTION_S / 10).ref
         time.sleep(SHORT_S)
         return ref
+
+    def handler(self, ref: RunRef, attempt: bytes = A, lease_s: float = LONG_S) -> HandlerClaims:
+        return HandlerClaims(self.ledger, ref, lease_s, attempt)
 
     def claims(self, ref: RunRef, on_conflict: OnConflict = OnConflict.FAIL, **options) -> RunClaims:
         return RunClaims(self.ledger, ref, on_conflict=on_conflict, **options)

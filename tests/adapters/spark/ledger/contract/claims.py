@@ -174,7 +174,7 @@ class ClaimsContract(LedgerContract):
         elif fate != "open":
             self.ledger.abort(live)
         if fate == "collected":
-            self.ledger.gc()
+            self.ledger.collect()
         first = RowVerdict.DUPLICATE if fate == "committed" else RowVerdict.CONFLICT
         for again in (claims, self.claims(ref, OnConflict.DIVERT)):
             assert again.decide(hashes) == [first, RowVerdict.NEW]

@@ -6,7 +6,7 @@ import time
 
 from idempotent.adapters.spark.ledger import ClaimState, RowVerdict, RunState
 from idempotent.adapters.spark.ledger.runs import Collected
-from tests.adapters.spark.ledger.contract.base import LONG_S, SHORT_S, A, LedgerContract, keys
+from tests.adapters.spark.ledger.contract.base import LONG_S, SHORT_S, LedgerContract, keys
 from tests.adapters.spark.ledger.counting import claims_of
 
 
@@ -14,12 +14,12 @@ class GarbageContract(LedgerContract):
     def test_claims_of_aborted_runs_go_but_finished_ones_stay(self):
         dead, hashes = self.begin("dead"), keys(1203)
         self.ledger.claim(dead, hashes[:1200])
-        self.ledger.acquire(dead, A, hashes[1200:], LONG_S)
-        self.ledger.finish(A, [(hashes[1202], None)])
+        self.handler(dead).acquire(hashes[1200:])
+        self.handler(dead).finish([(hashes[1202], None)])
         self.ledger.abort(dead)
-        assert self.ledger.gc(limit=10) == 10
-        assert self.ledger.gc() == 1192
-        assert self.ledger.gc() == 0
+        assert self.ledger.collect(limit=10).claims == 10
+        assert self.ledger.collect().claims == 1192
+        assert self.ledger.collect().claims == 0
         expected = {ClaimState.OWNED: 0, ClaimState.PENDING: 0, ClaimState.DONE: 1}
         assert claims_of(self.ledger, dead) == expected
         assert self.state(dead) is RunState.ABORTED
@@ -30,7 +30,7 @@ class GarbageContract(LedgerContract):
             self.ledger.claim(ref, keys(2))
         self.ledger.renew(live, LONG_S)
         self.ledger.prepare(prepared)
-        assert self.ledger.gc() == 0
+        assert self.ledger.collect().claims == 0
         for ref in (live, prepared):
             assert claims_of(self.ledger, ref)[ClaimState.OWNED] == 2
         assert (self.state(live), self.state(prepared)) == (RunState.OPEN, RunState.PREPARED)
@@ -54,4 +54,4 @@ class GarbageContract(LedgerContract):
             self.ledger.claim(ref, keys(2))
         assert self.ledger.collect(limit=0) == Collected(aborted=1)
         assert (self.state(lapsed), self.state(abandoned)) == (RunState.OPEN, RunState.ABORTED)
-        assert self.ledger.gc() == 2
+        assert self.ledger.collect().claims == 2

@@ -14,7 +14,7 @@ from idempotent.errors import (
     RunInputChangedError,
     StoreReplacedError,
 )
-from tests.adapters.spark.ledger.contract.base import LONG_S, A, LedgerContract, keys
+from tests.adapters.spark.ledger.contract.base import LONG_S, LedgerContract, keys
 
 
 class RunsContract(LedgerContract):
@@ -174,7 +174,7 @@ class RunsContract(LedgerContract):
             self.ledger.abort,
             lambda ref: self.ledger.renew(ref, LONG_S),
             lambda ref: self.claims(ref).decide(keys(1)),
-            lambda ref: self.ledger.acquire(ref, A, keys(1), LONG_S),
+            lambda ref: self.handler(ref).acquire(keys(1)),
         ):
             with pytest.raises(StoreReplacedError):
                 call(stranger)
