@@ -31,7 +31,7 @@ from idempotent.adapters.spark.ledger.runs import (
 )
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.adapters.spark.ledger.waits import Patience
-from idempotent.errors import ConfigurationError, StoreBusyError
+from idempotent.errors import ConfigurationError, RunConflictError, StoreBusyError
 from idempotent.logs import EventLog
 
 log = EventLog(__name__)
@@ -117,25 +117,18 @@ class RunLedger:
             newest = self.store.newest(consumer, run_id)
             if newest is not None:
                 require_same_input(newest, fingerprint)
-            if newest is not None and newest.state in _UNFINISHED and not newest.lapsed and not takeover:
-                refusal = another_driver(newest)
-                rest_s = min(newest.lease_rest_s + 0.001, _POLL_S)
-                if not patience.wait(newest.ref, partial(str, refusal), rest_s):
-                    raise refusal
-                continue
-            if newest is None or newest.state is RunState.ABORTED:
-                ref = next_ref(consumer, run_id, newest)
-                row = self._begin_next(ref, newest, fingerprint, lease_us)
-            elif newest.state is RunState.COMMITTED:
-                row = newest.at(newest.prepared)
-            else:
-                try:
+            try:
+                if newest is None or newest.state is RunState.ABORTED:
+                    row = self._begin_next(next_ref(consumer, run_id, newest), newest, fingerprint, lease_us)
+                elif newest.state is RunState.COMMITTED:
+                    row = newest.at(newest.prepared)
+                else:
                     row = self._resume(newest, fingerprint, lease_us, takeover=takeover)
-                except StoreBusyError as busy:
-                    held = held_by_transaction(newest, busy)
-                    if not patience.wait(newest.ref, partial(str, held), _POLL_S):
-                        raise held from busy
-                    continue
+            except RunConflictError as refusal:
+                assert newest is not None  # a new run has no driver
+                if not patience.wait(newest.ref, partial(str, refusal), _POLL_S):
+                    raise
+                continue
             if row is not None:
                 patience.over(row.ref)
                 _say_begun(row, newest)
@@ -357,11 +350,9 @@ class RunLedger:
         self.store.close()
 
     def __enter__(self) -> Self:
-        """The ledger itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     # How
@@ -370,13 +361,13 @@ class RunLedger:
         self, ref: RunRef, newest: RunRow | None, fingerprint: bytes | None, lease_us: int
     ) -> RunRow | None:
         self.store.insert_run(ref, None if newest is None else newest.ref.token, fingerprint, lease_us)
-        row = self.store.newest(ref.consumer, ref.run_id)
-        # Epoch 1 is this driver's, even if another driver has resumed the run since.
-        return row.at(1) if row is not None and row.ref.token == ref.token else None
+        return self._as_begun(ref)
 
     def _resume(
         self, row: RunRow, fingerprint: bytes | None, lease_us: int, *, takeover: bool
     ) -> RunRow | None:
+        if not row.lapsed and not takeover:
+            raise another_driver(row)
         change = RunChange(
             _UNFINISHED,
             lease_us=lease_us,
@@ -385,11 +376,16 @@ class RunLedger:
             only_lapsed=not takeover,
             fingerprint=fingerprint,
         )
-        if not self.store.change_run(row.ref.token, change):
-            return None
-        resumed = self.store.find(row.ref)
-        # The epoch of this call, as above.
-        return None if resumed is None else resumed.at(row.ref.epoch + 1)
+        try:
+            resumed = self.store.change_run(row.ref.token, change)
+        except StoreBusyError as busy:
+            raise held_by_transaction(row, busy) from busy
+        return self._as_begun(row.at(row.ref.epoch + 1).ref) if resumed else None
+
+    def _as_begun(self, ref: RunRef) -> RunRow | None:
+        """The row of this attempt, even if another driver has resumed the run since; None: another run is newer."""
+        row = self.store.newest(ref.consumer, ref.run_id)
+        return row.at(ref.epoch) if row is not None and row.ref.token == ref.token else None
 
     def _change(self, ref: RunRef, change: RunChange, done: frozenset[RunState], elsewhere: int = 0) -> None:
         """Make the change, or raise the reason why not.
