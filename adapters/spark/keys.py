@@ -49,7 +49,8 @@ def key_hash(consumer: str, parts: Sequence[Any]) -> bytes:
 
     Raises:
         MissingKeyError: a part is None.
-        ConfigurationError: a part is of another type, or a text that stands for bytes which are none.
+        ConfigurationError: a part is of another type, or a text with U+FFFD, which Spark puts for bytes that are no
+            UTF-8, or with half a surrogate pair.
     """
     digest = _prefix(consumer).copy()
     for part in parts:

@@ -45,7 +45,7 @@ def require_alive(ref: RunRef, standing: Standing, where: str, *, again: bool = 
     if standing.state is RunState.UNKNOWN:
         raise unknown_run(ref, where)
     if standing.state is RunState.ABORTED:
-        raise RunFencedError(f"{ref} was aborted: its lease ended, or its driver aborted it. Begin it again")
+        raise wrong_state(ref, standing.state)
     if not standing.admits(ref.epoch) and not (again and standing.epoch == ref.epoch):
         raise fenced(ref, standing)
 
@@ -131,7 +131,7 @@ def another_driver(row: RunRow) -> RunConflictError:
 
 
 def held_by_transaction(row: RunRow, busy: StoreBusyError) -> RunConflictError:
-    """The error for a run whose row somebody's transaction has, as that of a transactional handler does."""
+    """The error for a run whose row an open transaction has locked, such as that of a handler with `transactional`."""
     return RunConflictError(
         f"{row.ref} is {row.state.name}, and cannot be changed ({busy}). If a transaction of one of its handlers has "
         "not ended, its process works on, or is paused: let it go on, or end it or its session in the database. Its "
