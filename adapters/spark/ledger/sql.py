@@ -23,7 +23,7 @@ from idempotent.adapters.spark.ledger.runs import (
     names_in,
     this_driver,
 )
-from idempotent.adapters.spark.ledger.sql_claims import ClaimTable, listed
+from idempotent.adapters.spark.ledger.sql_claims import ClaimTable, places
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.errors import StoreReplacedError
 from idempotent.forks import free_in_child
@@ -77,10 +77,6 @@ class SqlRunStore(RunStore):
     def _claims(self) -> ClaimTable:
         return ClaimTable(self._dialect, self._table, self._open_run)
 
-    @cached_property
-    def _garbage(self) -> Garbage:
-        return Garbage(self._dialect, self._runs, self._claims.name)
-
     # Runs: one row for each generation
 
     def newest(self, consumer: str, run_id: str) -> RunRow | None:
@@ -93,7 +89,7 @@ class SqlRunStore(RunStore):
         return RunRow.stored((ref.consumer, ref.run_id), rows[0]) if rows else None
 
     def standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
-        rows = self._query(self._select_listed(f"WHERE token IN {listed(len(tokens))}"), tuple(tokens))
+        rows = self._query(self._select_listed(f"WHERE token IN {places(len(tokens))}"), tuple(tokens))
         return {row.ref.token: row.standing for row in map(_listed_row, rows)}
 
     def listed(self, states: Collection[RunState], consumer: str | None = None) -> Iterator[RunRow]:
@@ -227,14 +223,47 @@ class SqlRunStore(RunStore):
             self._current(), self._handlers, self._claims, lambda db: claim(_WithinTransaction(self, db))
         )
 
-    # Upkeep
+    # Upkeep: rows are found without locks, and deleted by primary key
 
     def abandoned(self) -> Sequence[int]:
-        return self._run(self._garbage.abandoned)
+        now = self._dialect.now_us
+        rows = self._query(
+            f"SELECT token FROM {self._runs} WHERE expires_at IS NULL AND state = {RunState.OPEN:d}"
+            f" AND began_at + retention < {now} AND lease_until < {now} LIMIT ?",
+            (MAX_ROWS,),
+        )
+        return [int(token) for (token,) in rows]
 
     def collect(self, limit: int) -> Collected:
-        claims = self._run(self._garbage.delete_claims, limit)
-        return Collected(claims, self._run(self._garbage.delete_runs))
+        claims, expired = self._claims.name, f"r.expires_at < {self._dialect.now_us}"
+        not_done = f"c.state <> {ClaimState.DONE:d}"
+        # Run by run: claims that count are never read.
+        ended = (
+            f"SELECT r.token, {expired} FROM {self._runs} r WHERE r.expires_at IS NOT NULL"
+            f" AND ({expired} OR r.state = {RunState.ABORTED:d})"
+            f" AND EXISTS (SELECT 1 FROM {claims} c WHERE c.run = r.token AND ({expired} OR {not_done})) LIMIT ?"
+        )
+        deleted = 0
+        while deleted < limit and (runs := self._query(ended, (MAX_ROWS,))):
+            for token, is_expired in runs:
+                which = "" if is_expired else f" AND {not_done}"
+                some = f"SELECT key_hash FROM {claims} c WHERE c.run = ?{which} LIMIT ?"
+                while deleted < limit:
+                    found = self._query(some, (token, min(limit - deleted, MAX_ROWS)))
+                    if not found:
+                        break
+                    hashes = sorted(bytes(row[0]) for row in found)
+                    # Only this run's: another run may have taken over the claim meanwhile.
+                    delete = f"DELETE FROM {claims} WHERE key_hash IN {places(len(hashes))} AND run = ?"
+                    deleted += self._execute(delete, (*hashes, token))
+        empty = self._query(
+            f"SELECT r.token FROM {self._runs} r WHERE {expired}"
+            f" AND NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.run = r.token) LIMIT ?",
+            (MAX_ROWS,),
+        )
+        tokens = sorted(int(token) for (token,) in empty)
+        delete = f"DELETE FROM {self._runs} WHERE token IN {places(len(tokens))}"
+        return Collected(deleted, self._execute(delete, tokens) if tokens else 0)
 
     def close(self) -> None:
         self._connections.close()
@@ -245,6 +274,9 @@ class SqlRunStore(RunStore):
 
     def _query(self, statement: str, params: Sequence[Any]) -> Sequence[Row]:
         return self._run(query, self._dialect.markers(statement), params)
+
+    def _execute(self, statement: str, params: Sequence[Any]) -> int:
+        return self._run(execute, self._dialect.markers(statement), params)
 
     def _run(
         self, work: Callable[..., T], *arguments: Any, atomically: bool = False, lock_s: int | None = None
@@ -335,7 +367,6 @@ class _SqliteFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Remember no file yet."""
         self._path = path
         self._seen: tuple[int, int] | None = None
 
@@ -364,75 +395,3 @@ class _SqliteFile:
         now = (stat.st_dev, stat.st_ino)
         before, self._seen = self._seen, now
         return before not in (None, now)
-
-
-class Garbage:
-    """Finds rows without locks, and deletes them by primary key.
-
-    Args:
-        dialect: what differs between the databases.
-        runs: name of the table of runs.
-        claims: name of the table of claims.
-    """
-
-    def __init__(self, dialect: SqlDialect, runs: str, claims: str) -> None:
-        """Make the statements."""
-        self._text = text = dialect.markers
-        self._claims, self._runs = claims, runs
-        now = dialect.now_us
-        self._abandoned: Final = text(
-            f"SELECT token FROM {runs} WHERE expires_at IS NULL AND state = {RunState.OPEN:d}"
-            f" AND began_at + retention < {now} AND lease_until < {now} LIMIT ?"
-        )
-        # Run by run: claims that count are never read.
-        expired = f"r.expires_at < {now}"
-        not_done = f"c.state <> {ClaimState.DONE:d}"
-        self._ended: Final = text(
-            f"SELECT r.token, {expired} FROM {runs} r WHERE r.expires_at IS NOT NULL"
-            f" AND ({expired} OR r.state = {RunState.ABORTED:d})"
-            f" AND EXISTS (SELECT 1 FROM {claims} c WHERE c.run = r.token AND ({expired} OR {not_done})) LIMIT ?"
-        )
-        self._all_of: Final = text(f"SELECT key_hash FROM {claims} c WHERE c.run = ? LIMIT ?")
-        self._unfinished_of: Final = text(
-            f"SELECT key_hash FROM {claims} c WHERE c.run = ? AND {not_done} LIMIT ?"
-        )
-        self._empty: Final = text(
-            f"SELECT r.token FROM {runs} r WHERE {expired}"
-            f" AND NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.run = r.token) LIMIT ?"
-        )
-
-    def abandoned(self, connection: DriverConnection) -> list[int]:
-        """Tokens of OPEN runs that began a retention ago and whose lease has ended; a batch of them."""
-        return [int(token) for (token,) in query(connection, self._abandoned, (MAX_ROWS,))]
-
-    def delete_claims(self, connection: DriverConnection, limit: int) -> int:
-        """Delete at most `limit` claims of ended runs; the number deleted."""
-        deleted = 0
-        while deleted < limit:
-            runs = query(connection, self._ended, (MAX_ROWS,))
-            if not runs:
-                break
-            for token, expired in runs:
-                deleted += self._delete_of(connection, token, limit - deleted, all_of_them=bool(expired))
-        return deleted
-
-    def delete_runs(self, connection: DriverConnection) -> int:
-        """Delete ended runs without claims; the number deleted of a batch of them."""
-        tokens = sorted(int(token) for (token,) in query(connection, self._empty, (MAX_ROWS,)))
-        if not tokens:
-            return 0
-        delete = f"DELETE FROM {self._runs} WHERE token IN {listed(len(tokens))}"
-        return execute(connection, self._text(delete), tokens)
-
-    def _delete_of(self, connection: DriverConnection, token: int, limit: int, *, all_of_them: bool) -> int:
-        deleted = 0
-        select = self._all_of if all_of_them else self._unfinished_of
-        while deleted < limit:
-            found = query(connection, select, (token, min(limit - deleted, MAX_ROWS)))
-            hashes = sorted(bytes(row[0]) for row in found)
-            if not hashes:
-                break
-            # Only this run's: another run may have taken over the claim meanwhile.
-            delete = f"DELETE FROM {self._claims} WHERE key_hash IN {listed(len(hashes))} AND run = ?"
-            deleted += execute(connection, self._text(delete), (*hashes, token))
-        return deleted

@@ -1,8 +1,8 @@
-"""ClaimTable: the table `<table>_run_claims`, on a driver connection in autocommit, and the INSERT that it needs."""
+"""ClaimTable: the table `<table>_run_claims`, on a driver connection in autocommit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
@@ -29,35 +29,15 @@ class ClaimTable:
     """
 
     def __init__(self, dialect: SqlDialect, table: str, open_run: str) -> None:
-        """Make the constant statements."""
         self.name: Final = dialect.quoted(run_claims_name(table))
         self._dialect = dialect
-        now, blob = dialect.now_us, dialect.blob
         self._open_run = open_run
-        self._owned: Final = InsertIfAbsent(
-            dialect,
-            self.name,
-            columns={"run": "?", "state": f"{ClaimState.OWNED:d}", "epoch": "?", "frame": "?"},
-            answer=f"key_hash, {_owner_text(dialect)}, fingerprint",
-            condition=open_run,
-        )
-        self._pending: Final = InsertIfAbsent(
-            dialect,
-            self.name,
-            columns={
-                "run": "?",
-                "state": "?",
-                "epoch": "?",
-                "attempt": f"CAST(? AS {blob})",
-                "lease_until": f"{now} + ?",
-            },
-            answer=f"key_hash, state, run, epoch, attempt, lease_until, result, {now}",
-            condition=open_run,
-        )
+        self._owner = f"key_hash, {_owner_text(dialect)}, fingerprint"
+        self._row = f"key_hash, state, run, epoch, attempt, lease_until, result, {dialect.now_us}"
         self._marked: Final = dialect.markers(
             f"SELECT COUNT(*) FROM {self.name} WHERE run = ? AND state = {ClaimState.OWNED:d} AND epoch = ?"
         )
-        self._text = lru_cache(maxsize=64)(dialect.markers)
+        self._text = lru_cache(maxsize=128)(dialect.markers)
 
     def insert_owned(
         self,
@@ -66,12 +46,13 @@ class ClaimTable:
         hashes: Sequence[bytes],
         fingerprints: Sequence[bytes | None] | None,
     ) -> list[Owner | None]:
+        columns = {"run": "?", "state": f"{ClaimState.OWNED:d}", "epoch": "?", "frame": "?"}
         values = (owner.token, owner.mark, owner.frame, owner.token, owner.mark)
-        rows = self._owned.run(connection, hashes, fingerprints, values)
+        rows = self._insert(connection, columns, self._owner, hashes, fingerprints, values)
         return list(map(_owners(rows).get, hashes))
 
     def read_owned(self, connection: DriverConnection, hashes: Sequence[bytes]) -> list[Owner | None]:
-        return list(map(_owners(self._owned.read(connection, hashes)).get, hashes))
+        return list(map(_owners(self._read(connection, self._owner, hashes)).get, hashes))
 
     def steal(
         self,
@@ -86,21 +67,28 @@ class ClaimTable:
         fingerprint = f"CASE key_hash {cases} ELSE NULL END" if marks else "NULL"
         statement = self._text(
             f"UPDATE {self.name} SET run = ?, epoch = ?, frame = ?, fingerprint = {fingerprint}"
-            f" WHERE key_hash IN {listed(len(keys))} AND run = ? AND COALESCE(epoch, 0) = ? AND {self._open_run}"
+            f" WHERE key_hash IN {places(len(keys))} AND run = ? AND COALESCE(epoch, 0) = ? AND {self._open_run}"
         )
         old, new = (seen.token, seen.mark), (owner.token, owner.mark)
         params = (*new, owner.frame, *chain.from_iterable(marks), *hashes, *old, *new)
         if execute(connection, statement, params) == len(hashes):
             return set(hashes)
-        owners = _owners(self._owned.read(connection, hashes))
+        owners = _owners(self._read(connection, self._owner, hashes))
         return {key_hash for key_hash, found in owners.items() if found[:3] == owner[:3]}
 
     def insert_pending(
         self, connection: DriverConnection, holder: Holder, hashes: Sequence[bytes]
     ) -> dict[bytes, PendingRow]:
+        columns = {
+            "run": "?",
+            "state": "?",
+            "epoch": "?",
+            "attempt": f"CAST(? AS {self._dialect.blob})",
+            "lease_until": f"{self._dialect.now_us} + ?",
+        }
         claim = (holder.token, int(holder.state), holder.epoch, holder.attempt, holder.lease_us)
         values = (*claim, holder.token, holder.epoch)
-        rows = self._pending.run(connection, hashes, None, values)
+        rows = self._insert(connection, columns, self._row, hashes, None, values)
         return {key_hash: _pending_row(row) for key_hash, row in rows.items()}
 
     def take_over(
@@ -131,7 +119,7 @@ class ClaimTable:
         result = f", result = CASE key_hash {cases} ELSE NULL END" if stored else ""
         update = (
             f"UPDATE {self.name} SET state = {ClaimState.DONE:d}{result}"
-            f" WHERE key_hash IN {listed(len(hashes))} AND attempt = ?"
+            f" WHERE key_hash IN {places(len(hashes))} AND attempt = ?"
         )
         params = (*chain.from_iterable(stored), *hashes, holder.attempt)
         return self._held(connection, update, params, holder.attempt, hashes, ClaimState.DONE)
@@ -139,14 +127,14 @@ class ClaimTable:
     def renew(self, connection: DriverConnection, holder: Holder, hashes: Sequence[bytes]) -> set[bytes]:
         update = (
             f"UPDATE {self.name} SET lease_until = {self._dialect.now_us} + ?"
-            f" WHERE key_hash IN {listed(len(hashes))} AND attempt = ? AND state = {ClaimState.PENDING:d}"
+            f" WHERE key_hash IN {places(len(hashes))} AND attempt = ? AND state = {ClaimState.PENDING:d}"
         )
         params = (holder.lease_us, *hashes, holder.attempt)
         return self._held(connection, update, params, holder.attempt, hashes, ClaimState.PENDING)
 
     def give_up(self, connection: DriverConnection, holder: Holder, hashes: Sequence[bytes]) -> None:
         delete = (
-            f"DELETE FROM {self.name} WHERE key_hash IN {listed(len(hashes))}"
+            f"DELETE FROM {self.name} WHERE key_hash IN {places(len(hashes))}"
             f" AND attempt = ? AND state = {holder.state:d}"
         )
         execute(connection, self._text(delete), (*hashes, holder.attempt))
@@ -155,6 +143,59 @@ class ClaimTable:
         """The number of OWNED claims of a run with this mark."""
         ((count,),) = query(connection, self._marked, (token, epoch))
         return int(count)
+
+    def _insert(
+        self,
+        connection: DriverConnection,
+        columns: Mapping[str, str],
+        answer: str,
+        hashes: Sequence[bytes],
+        fingerprints: Sequence[bytes | None] | None,
+        values: Sequence[Any],
+    ) -> dict[bytes, Row]:
+        """Insert claims of keys without one, while the run is OPEN; the rows of all keys that have one afterwards.
+
+        Args:
+            connection: a driver connection in autocommit.
+            columns: SQL expressions of the columns to insert beside `key_hash` and `fingerprint`.
+            answer: the columns to return; the first is `key_hash`.
+            hashes: of the keys.
+            fingerprints: aligned; None: no key has one, which saves a parameter for each key.
+            values: parameters of the columns and of the condition.
+        """
+        # Sorted: two statements lock their common keys in the same order.
+        keys: Sequence[Any] = sorted(hashes)
+        given = {"key_hash": "h"}
+        if fingerprints is not None:
+            pairs = sorted(zip(hashes, fingerprints, strict=True), key=itemgetter(0))
+            given, keys = given | {"fingerprint": "f"}, list(chain.from_iterable(pairs))
+        row = ", ".join("?" * len(given))
+        is_silent = self._dialect.conflict is Conflict.SILENT
+        # Only MySQL wants ROW() after VALUES; MariaDB is faster with VALUES than with UNION ALL.
+        rows = (
+            " UNION ALL ".join([f"SELECT {row}"] * len(hashes))
+            if is_silent
+            else "VALUES " + ", ".join([f"({row})"] * len(hashes))
+        )
+        blobs = [f"CAST(v.{name} AS {self._dialect.blob})" for name in given.values()]
+        statement = self._text(
+            f"INSERT INTO {self.name} ({', '.join([*given, *columns])})"
+            f" WITH v({', '.join(given.values())}) AS ({rows})"
+            f" SELECT {', '.join([*blobs, *columns.values()])} FROM v WHERE {self._open_run}"
+            f" {self._dialect.if_stored()}{'' if is_silent else f' RETURNING {answer}'}"
+        )
+        if is_silent:
+            execute(connection, statement, (*keys, *values))
+            return self._read(connection, answer, hashes)
+        found = {bytes(row[0]): row for row in query(connection, statement, (*keys, *values))}
+        if len(found) == len(hashes):
+            return found
+        return found | self._read(connection, answer, [each for each in hashes if each not in found])
+
+    def _read(self, connection: DriverConnection, answer: str, hashes: Sequence[bytes]) -> dict[bytes, Row]:
+        """The rows of the keys that have one."""
+        statement = f"SELECT {answer} FROM {self.name} WHERE key_hash IN {places(len(hashes))}"
+        return {bytes(row[0]): row for row in query(connection, self._text(statement), hashes)}
 
     def _held(
         self,
@@ -169,7 +210,7 @@ class ClaimTable:
         if execute(connection, self._text(update), params) == len(hashes):
             return set(hashes)
         statement = self._text(
-            f"SELECT key_hash FROM {self.name} WHERE key_hash IN {listed(len(hashes))}"
+            f"SELECT key_hash FROM {self.name} WHERE key_hash IN {places(len(hashes))}"
             f" AND attempt = ? AND state = {state:d}"
         )
         return {bytes(row[0]) for row in query(connection, statement, (*hashes, attempt))}
@@ -214,90 +255,6 @@ def _pending_row(row: Row) -> PendingRow:
     )
 
 
-class InsertIfAbsent:
-    """One multi-row INSERT, and a SELECT of the rows that it does not return.
-
-    Args:
-        dialect: what differs between the databases.
-        table: name of the table of claims.
-        columns: SQL expressions of the columns to insert beside `key_hash` and `fingerprint`.
-        answer: the columns to return; the first is `key_hash`.
-        condition: rows are inserted only while it holds.
-    """
-
-    def __init__(
-        self, dialect: SqlDialect, table: str, *, columns: dict[str, str], answer: str, condition: str
-    ) -> None:
-        """Make the constant parts of the statements."""
-        self._dialect = dialect
-        self._table = table
-        self._columns = columns
-        self._condition = condition
-        returning = "" if dialect.conflict is Conflict.SILENT else f" RETURNING {answer}"
-        self._conflict = f"{dialect.if_stored()}{returning}"
-        self._answer = f"SELECT {answer} FROM {table} WHERE key_hash IN "
-        self._insert = lru_cache(maxsize=64)(self._insert_rows)
-        self._reads: Final = lru_cache(maxsize=64)(self._read_keys)
-
-    def run(
-        self,
-        connection: DriverConnection,
-        hashes: Sequence[bytes],
-        fingerprints: Sequence[bytes | None] | None,
-        values: Sequence[Any],
-    ) -> dict[bytes, Row]:
-        """Insert claims; the rows of all keys that have one afterwards.
-
-        Args:
-            connection: a driver connection in autocommit.
-            hashes: of the keys.
-            fingerprints: aligned; None: no key has one, which saves a parameter for each key.
-            values: parameters of the columns and of the condition.
-        """
-        # Sorted: two statements lock their common keys in the same order.
-        if fingerprints is None:
-            params: list[bytes | None] = sorted(hashes)  # type: ignore[assignment]
-        else:
-            params = [
-                part
-                for key in sorted(zip(hashes, fingerprints, strict=True), key=itemgetter(0))
-                for part in key
-            ]
-        statement = self._insert(len(hashes), fingerprints is not None)
-        if self._dialect.conflict is Conflict.SILENT:
-            execute(connection, statement, (*params, *values))
-            return self.read(connection, hashes)
-        rows = {bytes(row[0]): row for row in query(connection, statement, (*params, *values))}
-        if len(rows) == len(hashes):
-            return rows
-        return rows | self.read(connection, [key_hash for key_hash in hashes if key_hash not in rows])
-
-    def read(self, connection: DriverConnection, hashes: Sequence[bytes]) -> dict[bytes, Row]:
-        """The rows of the keys that have one."""
-        found = query(connection, self._reads(len(hashes)), hashes)
-        return {bytes(row[0]): row for row in found}
-
-    def _insert_rows(self, count: int, with_fingerprints: bool) -> str:  # noqa: FBT001 - a key of the cache
-        given = {"key_hash": "h", "fingerprint": "f"} if with_fingerprints else {"key_hash": "h"}
-        row = ", ".join("?" * len(given))
-        # Only MySQL wants ROW() after VALUES; MariaDB is faster with VALUES than with UNION ALL.
-        if self._dialect.conflict is Conflict.SILENT:
-            rows = " UNION ALL ".join([f"SELECT {row}"] * count)
-        else:
-            rows = "VALUES " + ", ".join([f"({row})"] * count)
-        blobs = [f"CAST(v.{name} AS {self._dialect.blob})" for name in given.values()]
-        statement = (
-            f"INSERT INTO {self._table} ({', '.join([*given, *self._columns])})"
-            f" WITH v({', '.join(given.values())}) AS ({rows})"
-            f" SELECT {', '.join([*blobs, *self._columns.values()])} FROM v WHERE {self._condition}"
-            f" {self._conflict}"
-        )
-        return self._dialect.markers(statement)
-
-    def _read_keys(self, count: int) -> str:
-        return self._dialect.markers(self._answer + listed(count))
-
-
-def listed(count: int) -> str:
-    """`(?, ?, ...)`, a marker for each of `count` values."""
+def places(count: int) -> str:
+    """`(?, ?, ...)`, a place for each of `count` values."""
     return f"({', '.join('?' * count)})"
