@@ -39,6 +39,7 @@ def new_rows(
     unique: bool,
 ) -> DataFrame:
     """The rows that `IdempotentRun.dedup` returns. Raises as it does."""
+    from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 
     refuse_reserved(df.columns)
@@ -51,7 +52,7 @@ def new_rows(
         )
     frame = with_hash(df, handle.ref.consumer, key)
     if listed(payload):
-        frame = with_payload(frame, payload)
+        frame = frame.withColumn(PAYLOAD_COLUMN, F.xxhash64(*columns_of(payload)))
     if not unique:
         frame = one_per_key(frame, order_by)
     if status:
@@ -97,13 +98,6 @@ def one_per_key(df: DataFrame, order_by: Columns) -> DataFrame:
     if PAYLOAD_COLUMN in df.columns:
         stays |= F.first(PAYLOAD_COLUMN).over(window) != F.col(PAYLOAD_COLUMN)
     return df.withColumn(STAYS_COLUMN, stays).where(STAYS_COLUMN).drop(STAYS_COLUMN)
-
-
-def with_payload(df: DataFrame, payload: Columns) -> DataFrame:
-    """The frame with a fingerprint of these columns in `PAYLOAD_COLUMN`."""
-    from pyspark.sql import functions as F
-
-    return df.withColumn(PAYLOAD_COLUMN, F.xxhash64(*columns_of(payload)))
 
 
 def _contains(kind: Any, names: frozenset[str]) -> bool:

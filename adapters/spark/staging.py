@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from idempotent.adapters.spark.ledger.runs import RunRef
@@ -62,7 +62,8 @@ class Output:
     def __init__(self, ref: RunRef, manifest: bytes | None) -> None:
         """Stage nothing yet."""
         self._ref = ref
-        self._staged = {each["folder"]: _from_json(each) for each in json.loads(manifest or b"[]")}
+        stored = json.loads(manifest or b"[]")
+        self._staged = {each["folder"]: Staged(**each | {"files": tuple(each["files"])}) for each in stored}
         self._claimed: dict[DataFrame, int] = {}
         self._calls = 0
         self.bulk_rows = 0
@@ -122,7 +123,3 @@ class Output:
 def _literal(path: str) -> str:
     """A path in which nothing is the sign of a pattern."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
-
-
-def _from_json(stored: dict[str, Any]) -> Staged:
-    return Staged(**{**stored, "files": tuple(stored["files"])})

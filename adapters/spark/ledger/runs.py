@@ -279,7 +279,6 @@ class Retention:
     """
 
     def __init__(self, seconds: float) -> None:
-        """Compute the limits once."""
         self.seconds: Final = seconds
         self.us: Final = microseconds(seconds)
         self.margin_us: Final = int(self.us * _MARGIN)

@@ -29,7 +29,6 @@ class Patience:
         sleep: Callable[[float], object] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Wait for nothing yet."""
         self.wait_s: Final = wait_s
         self._sleep = sleep
         self._monotonic = monotonic
