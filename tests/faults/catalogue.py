@@ -1199,7 +1199,7 @@ FAULTS: Final = (
     Fault(
         "a transaction that fails leaves its key free",
         "idempotent/checkers/sql/recorders.py",
-        "                atomically(self.hold, failed)",
+        "                atomically(self.keys.hold, failed)",
         "                pass",
         "tests/guarantees/test_backoff.py -k 'hurry and sqlite-transactional'",
     ),

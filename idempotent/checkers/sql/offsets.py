@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Final
 
 from idempotent.admin import KeyAdmin
-from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
+from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.recorders import ClaimRecorder
 from idempotent.checkers.sql.statements import limited_update
 from idempotent.checkers.sql.transactional import TransactionalBase
@@ -159,10 +159,6 @@ class OffsetRecorder(ClaimRecorder):
         """
         return OffsetTable(self._store.connections.dialect, self._store.table)
 
-    @cached_property
-    def failures(self) -> FailureTable:
-        return FailureTable(self._store.connections.dialect, self._store.table, self._durations.retention_us)
-
     def claim(
         self, driver: DriverConnection, requests: Sequence[ClaimRequest], wait_s: float
     ) -> list[Decision]:
@@ -203,13 +199,11 @@ class OffsetRecorder(ClaimRecorder):
     def complete(self, driver: DriverConnection, completion: Completion, took_s: float) -> None:
         """Do nothing: a partition cannot store results."""
 
-    def are_stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
+    def stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
         moved = {(claim.partition, claim.owner) for claim in claims if claim.partition}
         rows = [(self.offsets.read(driver, partition), owner) for partition, owner in moved]
-        return bool(rows) and all(row and row[1] and bytes(row[1]) == owner for row, owner in rows)
-
-    def stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
-        return set(claims) if self.are_stored(driver, claims) else set()
+        are_stored = rows and all(row and row[1] and bytes(row[1]) == owner for row, owner in rows)
+        return set(claims) if are_stored else set()
 
     def mark_committed_dead(self, driver: DriverConnection, claim: Claim) -> Released:
         # The commit has advanced the offset, and no stored key could wait for a person.
@@ -217,15 +211,10 @@ class OffsetRecorder(ClaimRecorder):
         log.error("transaction_escaped", extra=about_key(claim.key))
         return Released(owned=True, dead=True)
 
-    def record_failure(self, driver: DriverConnection, failed: FailedAttempt) -> Released:
-        self.failures.count(driver, failed)
+    def count_failure(self, failed: FailedAttempt) -> Released:
+        # An offset has no state to change: the adapter waits, or dead-letters the message and advances past it.
+        self._store.connections.run_atomically(self.failures.count, failed)
         return failed.released
-
-    def hold(self, driver: DriverConnection, failed: FailedAttempt) -> None:
-        """Do nothing: one process at a time has the partition, and waits before it runs the message again."""
-
-    def mark_free_key_dead(self, driver: DriverConnection, claim: Claim) -> None:
-        """Do nothing: an offset has no state; the adapter dead-letters the message and advances past it."""
 
     def forget(self, driver: DriverConnection, claim: Claim) -> None:
         del driver, claim

@@ -44,10 +44,14 @@ class ClaimRecorder(ABC):
         self._durations = durations
         self._count = count
 
-    @property
-    @abstractmethod
+    @cached_property
     def failures(self) -> FailureTable:
-        """The attempts of its keys or positions."""
+        """The attempts of its keys or positions.
+
+        Raises:
+            StoreError: the database did not answer when asked for its version.
+        """
+        return FailureTable(self._store.connections.dialect, self._store.table, self._durations.retention_us)
 
     @abstractmethod
     def claim(
@@ -66,58 +70,24 @@ class ClaimRecorder(ABC):
         """
 
     @abstractmethod
-    def are_stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
-        """Whether this connection sees all these claims stored with their owners."""
-
-    @abstractmethod
     def stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
         """Those of these claims that this connection sees stored with their owners."""
+
+    def are_stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
+        """Whether this connection sees all these claims stored with their owners."""
+        return bool(claims) and len(self.stored(driver, claims)) == len(claims)
 
     @abstractmethod
     def mark_committed_dead(self, driver: DriverConnection, claim: Claim) -> Released:
         """Make a claim DEAD for a person to resolve: its handler ended the transaction itself. Needs a transaction."""
 
     @abstractmethod
-    def record_failure(self, driver: DriverConnection, failed: FailedAttempt) -> Released:
-        """Count an attempt at a claim that was rolled back. Needs a transaction.
-
-        If it was the last one, `mark_free_key_dead` follows.
-        """
-
-    @abstractmethod
-    def hold(self, driver: DriverConnection, failed: FailedAttempt) -> None:
-        """Keep the free key of a recorded failure from being claimed before its backoff is over. Needs a transaction.
-
-        Raises:
-            StoreBusyError: another delivery holds the key.
-        """
-
-    @abstractmethod
-    def mark_free_key_dead(self, driver: DriverConnection, claim: Claim) -> None:
-        """Make the key of a failed claim DEAD, if it is free. Needs a transaction.
-
-        Raises:
-            StoreBusyError: another delivery holds the key.
-        """
-
     def count_failure(self, failed: FailedAttempt) -> Released:
-        """Count an attempt at a claim that was rolled back, and make its key DEAD or hold it.
-
-        Each in a transaction of its own: a copy of the message may hold the key by now, and the count must stay. That
-        copy, if it fails as well, tries again, or counts nothing; this delivery is dead in any case.
+        """Count an attempt at a claim that was rolled back, in a transaction of its own.
 
         Raises:
             StoreError: the database did not answer; the failure may be counted.
         """
-        atomically = self._store.connections.run_atomically
-        released = atomically(self.record_failure, failed)
-        if released.dead:
-            with suppress(StoreBusyError):
-                atomically(self.mark_free_key_dead, failed.claim)
-        elif released.owned and failed.failure.delay_us(released.attempts):
-            with suppress(StoreError):
-                atomically(self.hold, failed)
-        return released
 
     @abstractmethod
     def forget(self, driver: DriverConnection, claim: Claim) -> None:
@@ -136,10 +106,6 @@ class KeyRecorder(ClaimRecorder):
         """The key table."""
         return self._store.keys(self._durations, self._count)
 
-    @property
-    def failures(self) -> FailureTable:
-        return self.keys.failures
-
     def claim(
         self, driver: DriverConnection, requests: Sequence[ClaimRequest], wait_s: float
     ) -> list[Decision]:
@@ -151,9 +117,6 @@ class KeyRecorder(ClaimRecorder):
         if completion.result is not None or took_s > self._durations.retention_s / 2:
             self.keys.complete(driver, completion)
 
-    def are_stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> bool:
-        return bool(claims) and len(self.stored(driver, claims)) == len(claims)
-
     def stored(self, driver: DriverConnection, claims: Sequence[Claim]) -> set[Claim]:
         found = self.keys.owners(driver, [claim.key.hash for claim in claims])
         owners = {(hashed, owner) for hashed, owner, _ in found}
@@ -163,14 +126,21 @@ class KeyRecorder(ClaimRecorder):
         log.error("transaction_escaped", extra=about_key(claim.key))
         return self.keys.mark_committed_dead(driver, claim, _ESCAPED)
 
-    def record_failure(self, driver: DriverConnection, failed: FailedAttempt) -> Released:
-        return self.keys.fail_free(driver, failed)
+    def count_failure(self, failed: FailedAttempt) -> Released:
+        """Count an attempt at a claim that was rolled back, and make its key DEAD or hold it.
 
-    def hold(self, driver: DriverConnection, failed: FailedAttempt) -> None:
-        self.keys.hold(driver, failed)
-
-    def mark_free_key_dead(self, driver: DriverConnection, claim: Claim) -> None:
-        self.keys.mark_free_key_dead(driver, claim)
+        Each in a transaction of its own: a copy of the message may hold the key by now, and the count must stay. That
+        copy, if it fails as well, tries again, or counts nothing; this delivery is dead in any case.
+        """
+        atomically = self._store.connections.run_atomically
+        released = atomically(self.keys.fail_free, failed)
+        if released.dead:
+            with suppress(StoreBusyError):
+                atomically(self.keys.mark_free_key_dead, failed.claim)
+        elif released.owned and failed.failure.delay_us(released.attempts):
+            with suppress(StoreError):
+                atomically(self.keys.hold, failed)
+        return released
 
     def forget(self, driver: DriverConnection, claim: Claim) -> None:
         self.keys.forget(driver, claim)
