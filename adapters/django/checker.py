@@ -181,7 +181,7 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
             # Not DONE before it is: what a handler commits by itself must not look as if it had ended.
             mode = ClaimMode(locking=True, wait_s=self.lock_timeout_s)
             with block.connection.wrap_database_errors:
-                found = self._recorder.keys.claiming.claim(block.driver, requests, mode)
+                found = self._recorder.keys.claim(block.driver, requests, mode)
             if not any(decision.claim for decision in found):
                 block.commit()
                 block.end()

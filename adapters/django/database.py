@@ -15,10 +15,7 @@ from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
-from idempotent.checkers.sql.keytable import KeyTable
-from idempotent.checkers.sql.statements import Durations
 from idempotent.errors import ConfigurationError, SchemaError, StoreError
-from idempotent.observe.counting import CountEvent
 from idempotent.policy import causes
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.stores.sql.cursor import DriverConnection
@@ -89,10 +86,6 @@ class Database:
                 if self.connection.mysql_is_mariadb:
                     return replace(found, conflict=Conflict.RETURNS_ALL)
         return found
-
-    def keys(self, durations: Durations, count: CountEvent) -> KeyTable:
-        """The claim protocol on the key table; raises what `dialect` raises."""
-        return KeyTable(self.dialect, self.table, durations, count)
 
     def driver(self) -> DriverConnection:
         """The driver's connection behind Django's, which is open.

@@ -81,7 +81,10 @@ class SqlChecker(AbstractIdempotentChecker):
     @cached_property
     def _keys(self) -> KeyTable:
         durations = Durations(self.lease_s, self.retention_s, self.dead_retention_s)
-        return self.store.keys(durations, self.protocol.events.count, waits_briefly=True)
+        count = self.protocol.events.count
+        return KeyTable(
+            self.store.connections.dialect, self.store.table, durations, count, waits_briefly=True
+        )
 
     @property
     def command_options(self) -> str:
@@ -102,9 +105,9 @@ class SqlChecker(AbstractIdempotentChecker):
 
     def _claim(self, request: ClaimRequest) -> Decision:
         if not request.waits:
-            return self._run(self._keys.claiming.claim_one, request, AT_ONCE, retry_locked=False)
+            return self._run(self._keys.claim_one, request, AT_ONCE, retry_locked=False)
         try:
-            return self._run(self._keys.claiming.claim_one, request)
+            return self._run(self._keys.claim_one, request)
         except StoreBusyError:
             if self.store.has_one_writer:
                 raise  # any other writer of the file, for seconds
@@ -113,8 +116,8 @@ class SqlChecker(AbstractIdempotentChecker):
 
     def _claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
         if requests[0].waits:
-            return self._run(self._keys.claiming.claim, requests)
-        return self._run(self._keys.claiming.claim, requests, AT_ONCE, retry_locked=False)
+            return self._run(self._keys.claim, requests)
+        return self._run(self._keys.claim, requests, AT_ONCE, retry_locked=False)
 
     def _complete(self, completion: Completion) -> bool:
         return self._run(self._keys.complete, completion)

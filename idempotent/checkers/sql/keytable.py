@@ -66,186 +66,6 @@ AUTOCOMMITTED: Final = ClaimMode()
 AT_ONCE: Final = ClaimMode(wait_s=0.0)
 
 
-class Claiming:
-    """The claims of one key table.
-
-    Args:
-        dialect: the properties of the database.
-        sql: the table's statements.
-        failures: the table of the keys' failures.
-    """
-
-    def __init__(self, dialect: SqlDialect, sql: Statements, failures: FailureTable) -> None:
-        self._dialect = dialect
-        self._sql = sql
-        self._failures = failures
-
-    def claim(
-        self, connection: DriverConnection, requests: Sequence[ClaimRequest], mode: ClaimMode = AUTOCOMMITTED
-    ) -> list[Decision]:
-        """Claim different keys; decisions in the order of the requests.
-
-        Args:
-            connection: a driver connection, in autocommit or in a transaction.
-            requests: at most one for each key.
-            mode: autocommit, or the options of a transaction.
-        """
-        if len(requests) == 1 or (mode.status is None and len({each.status for each in requests}) > 1):
-            return [self.claim_one(connection, request, mode) for request in requests]
-        decisions: dict[bytes, Decision] = {}
-        # Sorted, so that two batches lock their common keys in the same order and do not deadlock.
-        in_order = sorted(requests, key=lambda request: request.key.hash)
-        for start in range(0, len(in_order), MAX_ROWS):
-            part = in_order[start : start + MAX_ROWS]
-            rows = self._insert(connection, part, mode, decisions)
-            left = [request for request in part if request.key.hash not in decisions]
-            if free := [request for request in left if _is_free(rows.get(request.key.hash))]:
-                self._delete_free(connection, free)
-                rows |= self._insert(connection, free, mode, decisions)
-            for request in left:
-                hashed = request.key.hash
-                if hashed not in decisions:
-                    row = rows.get(hashed)
-                    decision = row and self._judge(connection, request, row, mode)
-                    # No row or no decision: the key was released or taken over between the two statements.
-                    decisions[hashed] = decision or self.claim_one(connection, request, mode)
-            if free:
-                counts = self._failures.attempts_of(connection, [request.key for request in free])
-                for request in free:
-                    hashed = request.key.hash
-                    decisions[hashed] = known(decisions[hashed], request, counts.get(hashed, 0))
-        return [decisions[request.key.hash] for request in requests]
-
-    def claim_one(
-        self, connection: DriverConnection, request: ClaimRequest, mode: ClaimMode = AUTOCOMMITTED
-    ) -> Decision:
-        """`claim` for one key."""
-        key = request.key
-        insert = self._sql.insert(1, mode.status or request.status, mode.wait_s, in_transaction=mode.locking)
-        text = self._dialect.storable(connection, key.text)
-        params = (key.hash, text, request.owner, request.fingerprint)
-        waited = False
-        for _ in range(_ROUNDS):
-            fence = self._insert_one(connection, insert, params)
-            if fence:
-                decision: Decision | None = _acquired(request, fence)
-            else:
-                row = self._read(connection, [request], mode).get(key.hash)
-                waited = waited or _is_free(row)
-                decision = self._judge(connection, request, row, mode) if row else None
-            if decision:
-                failed = self._failures.attempts(connection, key) if waited and decision.claim else 0
-                return known(decision, request, failed) if waited else decision
-        return Decision(Verdict.IN_PROGRESS, retry_after_s=_CONTENDED_RETRY_S)
-
-    def _insert_one(self, connection: DriverConnection, statement: str, params: Sequence[Any]) -> int | None:
-        """One INSERT of one row. Returns its fence, if the answer shows that the row is new."""
-        match self._dialect.conflict:
-            case Conflict.RETURNS_NEW:
-                rows = query(connection, statement, params)
-                # If the key existed, the answer is empty or one row of NULLs.
-                return rows[0][1] if rows else None
-            case Conflict.RETURNS_ALL:
-                return insert_id(connection, statement, params)
-            case Conflict.SILENT:
-                execute(connection, statement, params)
-                return None
-
-    def _insert(
-        self,
-        connection: DriverConnection,
-        requests: Sequence[ClaimRequest],
-        mode: ClaimMode,
-        decisions: dict[bytes, Decision],
-    ) -> dict[bytes, Row]:
-        """One INSERT. Adds the acquired keys to `decisions`; returns the rows of the others, by key hash."""
-        by_hash = {request.key.hash: request for request in requests}
-        params: list[Any] = []
-        for request in requests:
-            key = request.key
-            text = self._dialect.storable(connection, key.text)
-            params += (key.hash, text, request.owner, request.fingerprint)
-        status = mode.status or requests[0].status
-        statement = self._sql.insert(len(requests), status, mode.wait_s, in_transaction=mode.locking)
-        if self._dialect.conflict is Conflict.SILENT:
-            execute(connection, statement, params)
-        elif self._dialect.conflict is Conflict.RETURNS_NEW:
-            for hashed, fence, *_ in query(connection, statement, params):
-                if hashed is not None:
-                    request = by_hash.pop(bytes(hashed))
-                    decisions[request.key.hash] = _acquired(request, fence)
-        elif fence := insert_id(connection, statement, params):
-            decisions.update((hashed, _acquired(request, fence)) for hashed, request in by_hash.items())
-            return {}
-        return self._read(connection, list(by_hash.values()), mode) if by_hash else {}
-
-    def _read(
-        self, connection: DriverConnection, requests: Sequence[ClaimRequest], mode: ClaimMode
-    ) -> dict[bytes, Row]:
-        """The stored rows of keys, by key hash.
-
-        In autocommit a proxy may ask a replica that lags. What is done to a key of another owner has conditions of its
-        own, so an old row does no harm; one that is missing, or does not show that it is this owner's, is read again.
-        """
-        hashes = [request.key.hash for request in requests]
-        statement, many = self._sql.read(len(hashes), locking=mode.locking), len(hashes) > 1
-        if not mode.locking:
-            rows = {bytes(row[0]): row for row in query_as_is(connection, statement, hashes, many=many)}
-            mine = {bytes(row[2]) for row in rows.values()} <= {request.owner for request in requests}
-            if len(rows) == len(hashes) and (mine or self._dialect.conflict is not Conflict.SILENT):
-                return rows
-        return {bytes(row[0]): row for row in query(connection, statement, hashes, many=many)}
-
-    def _judge(
-        self, connection: DriverConnection, request: ClaimRequest, row: Row, mode: ClaimMode
-    ) -> Decision | None:
-        """Judge a stored key, and carry out the change; None: the row changed meanwhile, so claim again."""
-        stored = self._stored(connection, request, row)
-        if stored.free:
-            self._delete_free(connection, [request])
-            return None
-        judged = judge(stored, request)
-        if judged.change is _NONE:
-            return judged.decision
-        if judged.change is Change.PARK:
-            # The reason is stored first: after a crash between the statements no dead key lacks one.
-            self._failures.explain(connection, request.key, UNKNOWN_EFFECT)
-            rows = execute(connection, self._sql.park, (request.key.hash, stored.owner))
-        else:
-            statement = self._sql.take_over(mode.status or request.status)
-            params = (request.owner, request.fingerprint, request.key.hash, stored.owner)
-            rows = execute(connection, statement, params)
-        return judged.decision if rows == 1 else None
-
-    def _delete_free(self, connection: DriverConnection, requests: Sequence[ClaimRequest]) -> None:
-        hashes = [request.key.hash for request in requests]
-        statement = self._sql.delete_free(len(hashes))
-        execute(connection, statement, (*hashes, NOBODY), many=len(hashes) > 1)
-
-    def _stored(self, connection: DriverConnection, request: ClaimRequest, row: Row) -> StoredKey:
-        _, status, owner, fence, update_at, lease_until, fingerprint, result, now = row
-        found = _STATUS[status]
-        return StoredKey(
-            found,
-            bytes(owner),
-            fence,
-            math.inf if lease_until is None else (lease_until - now) / MICROSECONDS,
-            None if fingerprint is None else bytes(fingerprint),
-            None if result is None else bytes(result),
-            self._failures.reason(connection, request.key) if found is _DEAD else None,
-            stored_deaths(found, bytes(owner), fence, update_at),
-        )
-
-
-def _is_free(row: Row | None) -> bool:
-    """Whether the backoff of a key that failed is over: `StoredKey.free` of a row."""
-    return row is not None and bytes(row[2]) == NOBODY and _STATUS[row[1]].in_progress and row[5] < row[8]
-
-
-def _acquired(request: ClaimRequest, fence: int) -> Decision:
-    return Decision(_ACQUIRED, Claim(request.key, fence, request.owner))
-
-
 class KeyTable:
     """One key table and its table of failures.
 
@@ -270,12 +90,154 @@ class KeyTable:
         self._count = count
         self._sql = Statements(dialect, table, durations, waits_briefly=waits_briefly)
         self.failures: Final = FailureTable(dialect, table, durations.retention_us)
-        self.claiming: Final = Claiming(dialect, self._sql, self.failures)
+
+    def claim(
+        self, connection: DriverConnection, requests: Sequence[ClaimRequest], mode: ClaimMode = AUTOCOMMITTED
+    ) -> list[Decision]:
+        """Claim different keys; decisions in the order of the requests.
+
+        Args:
+            connection: a driver connection, in autocommit or in a transaction.
+            requests: at most one for each key.
+            mode: autocommit, or the options of a transaction.
+        """
+        if len(requests) == 1 or (mode.status is None and len({each.status for each in requests}) > 1):
+            return [self.claim_one(connection, request, mode) for request in requests]
+        decisions: dict[bytes, Decision] = {}
+        # Sorted, so that two batches lock their common keys in the same order and do not deadlock.
+        in_order = sorted(requests, key=lambda request: request.key.hash)
+        for start in range(0, len(in_order), MAX_ROWS):
+            part = in_order[start : start + MAX_ROWS]
+            found = self._insert(connection, part, mode, decisions)
+            left = [request for request in part if request.key.hash not in decisions]
+            if free := [each for each in left if each.key.hash in found and found[each.key.hash].free]:
+                self._delete_free(connection, free)
+                found |= self._insert(connection, free, mode, decisions)
+            for request in left:
+                hashed = request.key.hash
+                if hashed not in decisions:
+                    stored = found.get(hashed)
+                    decision = stored and self._judge(connection, request, stored, mode)
+                    # No row or no decision: the key was released or taken over between the two statements.
+                    decisions[hashed] = decision or self.claim_one(connection, request, mode)
+            if free:
+                counts = self.failures.attempts_of(connection, [request.key for request in free])
+                for request in free:
+                    hashed = request.key.hash
+                    decisions[hashed] = known(decisions[hashed], request, counts.get(hashed, 0))
+        return [decisions[request.key.hash] for request in requests]
+
+    def claim_one(
+        self, connection: DriverConnection, request: ClaimRequest, mode: ClaimMode = AUTOCOMMITTED
+    ) -> Decision:
+        """`claim` for one key."""
+        key = request.key
+        insert = self._sql.insert(1, mode.status or request.status, mode.wait_s, in_transaction=mode.locking)
+        text = self._dialect.storable(connection, key.text)
+        params = (key.hash, text, request.owner, request.fingerprint)
+        waited = False
+        for _ in range(_ROUNDS):
+            fence = self._insert_one(connection, insert, params)
+            if fence:
+                decision: Decision | None = _acquired(request, fence)
+            else:
+                stored = self._read(connection, [request], mode).get(key.hash)
+                waited = waited or (stored is not None and stored.free)
+                decision = self._judge(connection, request, stored, mode) if stored else None
+            if decision:
+                failed = self.failures.attempts(connection, key) if waited and decision.claim else 0
+                return known(decision, request, failed) if waited else decision
+        return Decision(Verdict.IN_PROGRESS, retry_after_s=_CONTENDED_RETRY_S)
+
+    def _insert_one(self, connection: DriverConnection, statement: str, params: Sequence[Any]) -> int | None:
+        """One INSERT of one row. Returns its fence, if the answer shows that the row is new."""
+        match self._dialect.conflict:
+            case Conflict.RETURNS_NEW:
+                rows = query(connection, statement, params)
+                # If the key existed, the answer is empty or one row of NULLs.
+                return rows[0][1] if rows else None
+            case Conflict.RETURNS_ALL:
+                return insert_id(connection, statement, params)
+            case Conflict.SILENT:
+                execute(connection, statement, params)
+                return None
+
+    def _insert(
+        self,
+        connection: DriverConnection,
+        requests: Sequence[ClaimRequest],
+        mode: ClaimMode,
+        decisions: dict[bytes, Decision],
+    ) -> dict[bytes, StoredKey]:
+        """One INSERT. Adds the acquired keys to `decisions`; returns the others as they are stored, by key hash."""
+        by_hash = {request.key.hash: request for request in requests}
+        params: list[Any] = []
+        for request in requests:
+            key = request.key
+            text = self._dialect.storable(connection, key.text)
+            params += (key.hash, text, request.owner, request.fingerprint)
+        status = mode.status or requests[0].status
+        statement = self._sql.insert(len(requests), status, mode.wait_s, in_transaction=mode.locking)
+        if self._dialect.conflict is Conflict.SILENT:
+            execute(connection, statement, params)
+        elif self._dialect.conflict is Conflict.RETURNS_NEW:
+            for hashed, fence, *_ in query(connection, statement, params):
+                if hashed is not None:
+                    request = by_hash.pop(bytes(hashed))
+                    decisions[request.key.hash] = _acquired(request, fence)
+        elif fence := insert_id(connection, statement, params):
+            decisions.update((hashed, _acquired(request, fence)) for hashed, request in by_hash.items())
+            return {}
+        return self._read(connection, list(by_hash.values()), mode) if by_hash else {}
+
+    def _read(
+        self, connection: DriverConnection, requests: Sequence[ClaimRequest], mode: ClaimMode
+    ) -> dict[bytes, StoredKey]:
+        """The stored ones of these keys, by key hash, without the reasons of those that are DEAD.
+
+        In autocommit a proxy may ask a replica that lags. What is done to a key of another owner has conditions of its
+        own, so an old row does no harm; one that is missing, or does not show that it is this owner's, is read again.
+        """
+        hashes = [request.key.hash for request in requests]
+        statement, many = self._sql.read(len(hashes), locking=mode.locking), len(hashes) > 1
+        if not mode.locking:
+            found = _by_hash(query_as_is(connection, statement, hashes, many=many))
+            mine = {stored.owner for stored in found.values()} <= {request.owner for request in requests}
+            if len(found) == len(hashes) and (mine or self._dialect.conflict is not Conflict.SILENT):
+                return found
+        return _by_hash(query(connection, statement, hashes, many=many))
+
+    def _judge(
+        self, connection: DriverConnection, request: ClaimRequest, stored: StoredKey, mode: ClaimMode
+    ) -> Decision | None:
+        """Judge a stored key, and carry out the change; None: the row changed meanwhile, so claim again."""
+        if stored.free:
+            self._delete_free(connection, [request])
+            return None
+        if stored.status is _DEAD:
+            stored = changed(stored, reason=self.failures.reason(connection, request.key))
+        judged = judge(stored, request)
+        if judged.change is _NONE:
+            return judged.decision
+        if judged.change is Change.PARK:
+            # The reason is stored first: after a crash between the statements no dead key lacks one.
+            self.failures.explain(connection, request.key, UNKNOWN_EFFECT)
+            rows = execute(connection, self._sql.park, (request.key.hash, stored.owner))
+        else:
+            statement = self._sql.take_over(mode.status or request.status)
+            params = (request.owner, request.fingerprint, request.key.hash, stored.owner)
+            rows = execute(connection, statement, params)
+        return judged.decision if rows == 1 else None
+
+    def _delete_free(self, connection: DriverConnection, requests: Sequence[ClaimRequest]) -> None:
+        hashes = [request.key.hash for request in requests]
+        statement = self._sql.delete_free(len(hashes))
+        execute(connection, statement, (*hashes, NOBODY), many=len(hashes) > 1)
 
     def complete(self, connection: DriverConnection, completion: Completion) -> bool:
         """Make a key DONE if the claim owns it."""
         hashed = completion.claim.key.hash
-        completion = storable(self._dialect, connection, completion, self._count)
+        completion = self._storable(connection, completion)
         if completion.result is None:
             return execute(connection, self._sql.complete, (hashed, completion.claim.owner)) == 1
         params = (completion.result, hashed, completion.claim.owner)
@@ -285,9 +247,7 @@ class KeyTable:
         """`complete` for many keys, one statement for each part (see `parts_of`)."""
         lost: set[tuple[bytes, bytes]] = set()
         for part in parts_of(completions):
-            group = [
-                c if c.result is None else storable(self._dialect, connection, c, self._count) for c in part
-            ]
+            group = [c if c.result is None else self._storable(connection, c) for c in part]
             hashes = [completion.claim.key.hash for completion in group]
             owners = list({completion.claim.owner for completion in group})
             results = [(h, c.result) for h, c in zip(hashes, group, strict=True) if c.result is not None]
@@ -298,6 +258,25 @@ class KeyTable:
                 done = {(h, owner) for h, owner, status in rows if status == KeyStatus.DONE}
                 lost |= {(c.claim.key.hash, c.claim.owner) for c in group} - done
         return [not lost or (c.claim.key.hash, c.claim.owner) not in lost for c in completions]
+
+    def _storable(self, connection: DriverConnection, completion: Completion) -> Completion:
+        """The completion, without its result if the server would refuse a statement that contains it.
+
+        The effect has happened, or is about to be committed: it must not fail for the sake of its result.
+        """
+        size = len(completion.result or b"")
+        if size <= PART_BYTES or self._dialect.statement_limit is None:
+            return completion
+        if connection.statement_limit is None:
+            ((limit,),) = query(connection, self._dialect.statement_limit)
+            connection.statement_limit = int(limit)
+        if 2 * size + _REST_BYTES <= connection.statement_limit:
+            return completion
+        key = completion.claim.key
+        self._count(key.consumer, Event.RESULT_NOT_STORED)
+        why = f"{size} bytes; the server's max_allowed_packet is {connection.statement_limit}"
+        log.warning("result_not_stored", extra={**about_key(key), "why": why})
+        return changed(completion, result=None)
 
     def renew(self, connection: DriverConnection, claims: Sequence[Claim]) -> list[bool]:
         """Renew the leases of owned claims, one statement for up to 1,000. Returns which are still owned."""
@@ -379,7 +358,7 @@ class KeyTable:
     def mark_free_key_dead(self, connection: DriverConnection, claim: Claim) -> None:
         """Make a free key DEAD, without waiting for another claim of it. Needs a transaction of its own."""
         mode = ClaimMode(KeyStatus.DEAD, locking=True, wait_s=0.0)
-        self.claiming.claim(connection, [ClaimRequest(claim.key)], mode)
+        self.claim(connection, [ClaimRequest(claim.key)], mode)
 
     def _counted_before(self, connection: DriverConnection, failed: FailedAttempt) -> Released:
         """The answer of an earlier try that was lost; else another delivery has the key."""
@@ -425,6 +404,28 @@ class KeyTable:
         return {row[:2] for row in self.owners(connection, hashes) if KeyStatus(row[2]).in_progress}
 
 
+def _by_hash(rows: Sequence[Row]) -> dict[bytes, StoredKey]:
+    return {bytes(row[0]): _stored(row) for row in rows}
+
+
+def _stored(row: Row) -> StoredKey:
+    _, status, owner, fence, update_at, lease_until, fingerprint, result, now = row
+    found = _STATUS[status]
+    return StoredKey(
+        found,
+        bytes(owner),
+        fence,
+        math.inf if lease_until is None else (lease_until - now) / MICROSECONDS,
+        None if fingerprint is None else bytes(fingerprint),
+        None if result is None else bytes(result),
+        deaths=stored_deaths(found, bytes(owner), fence, update_at),
+    )
+
+
+def _acquired(request: ClaimRequest, fence: int) -> Decision:
+    return Decision(_ACQUIRED, Claim(request.key, fence, request.owner))
+
+
 def parts_of(completions: Sequence[Completion]) -> Iterator[list[Completion]]:
     """The completions in parts for one statement each: sorted by key, each key once.
 
@@ -458,31 +459,3 @@ def _cut(group: Sequence[Completion]) -> Iterator[list[Completion]]:
         last = hashed
     if part:
         yield part
-
-
-def storable(
-    dialect: SqlDialect, connection: DriverConnection, completion: Completion, count: CountEvent
-) -> Completion:
-    """The completion, without its result if the server would refuse a statement that contains it.
-
-    The effect has happened, or is about to be committed: it must not fail for the sake of its result.
-
-    Args:
-        dialect: the properties of the database.
-        connection: to that server.
-        completion: with a result or without.
-        count: counts a result that is left out.
-    """
-    size = len(completion.result or b"")
-    if size <= PART_BYTES or dialect.statement_limit is None:
-        return completion
-    if connection.statement_limit is None:
-        ((limit,),) = query(connection, dialect.statement_limit)
-        connection.statement_limit = int(limit)
-    if 2 * size + _REST_BYTES <= connection.statement_limit:
-        return completion
-    key = completion.claim.key
-    count(key.consumer, Event.RESULT_NOT_STORED)
-    why = f"{size} bytes; the server's max_allowed_packet is {connection.statement_limit}"
-    log.warning("result_not_stored", extra={**about_key(key), "why": why})
-    return changed(completion, result=None)

@@ -103,14 +103,18 @@ class KeyRecorder(ClaimRecorder):
 
     @cached_property
     def keys(self) -> KeyTable:
-        """The key table."""
-        return self._store.keys(self._durations, self._count)
+        """The key table.
+
+        Raises:
+            StoreError: the database did not answer when asked for its version.
+        """
+        return KeyTable(self._store.connections.dialect, self._store.table, self._durations, self._count)
 
     def claim(
         self, driver: DriverConnection, requests: Sequence[ClaimRequest], wait_s: float
     ) -> list[Decision]:
         mode = ClaimMode(KeyStatus.DONE, locking=True, wait_s=wait_s)
-        return self.keys.claiming.claim(driver, requests, mode)
+        return self.keys.claim(driver, requests, mode)
 
     def complete(self, driver: DriverConnection, completion: Completion, took_s: float) -> None:
         # The claim made the key DONE: only a result, or an expiry that is near by now, needs another statement.

@@ -21,11 +21,9 @@ from idempotent.admin import (
     WaitingKeys,
 )
 from idempotent.checkers.judging import stored_deaths
-from idempotent.checkers.sql.keytable import KeyTable
-from idempotent.checkers.sql.statements import IN_PROGRESS, Durations, done, expired_keys, microseconds
+from idempotent.checkers.sql.statements import IN_PROGRESS, done, expired_keys, microseconds
 from idempotent.claims import NOBODY, KeyStatus
 from idempotent.keys import SHOWN, Key
-from idempotent.observe.counting import CountEvent
 from idempotent.schema import dedup_tables, failures_name, validate_schema, validate_table_name
 from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.connections import AwaitedConnections, Connections
@@ -118,14 +116,6 @@ class SqlStore:
     def has_one_writer(self) -> bool:
         """Whether one transaction at a time may write, in all processes: SQLite locks its file."""
         return self.engine.dialect.name == "sqlite"
-
-    def keys(self, durations: Durations, count: CountEvent, *, waits_briefly: bool = False) -> KeyTable:
-        """The claim protocol on the key table; see `KeyTable` for the arguments.
-
-        Raises:
-            StoreError: the database did not answer when asked for its version.
-        """
-        return KeyTable(self.connections.dialect, self.table, durations, count, waits_briefly=waits_briefly)
 
     def ping(self, *, by_position: bool = False) -> None:
         """Check that the tables of keys (or of positions) and of failures have all columns and can be written.
