@@ -1290,8 +1290,8 @@ FAULTS: Final = (
     Fault(
         "the key is committed in a transaction of its own",
         "idempotent/checkers/sql/transactions.py",
-        "self._kind(store.engine, autocommit=False)",
-        "self._kind(store.engine, autocommit=True)",
+        "connections(store.engine, autocommit=False)",
+        "connections(store.engine, autocommit=True)",
         "tests/checkers/sql/test_transactional.py -k test_an_exception_rolls_effect_and_key_back",
     ),
     Fault(

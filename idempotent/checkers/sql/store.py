@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Final, ParamSpec, TypeVar
 
 from sqlalchemy import MetaData
 from sqlalchemy.engine import URL
@@ -32,6 +32,9 @@ from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.stores.sql.engines import AnyEngine, engine_from
 from idempotent.stores.sql.faults import name_of, options_for
 from idempotent.stores.sql.sockets import LONGEST_S
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Of the admin. A stored result, which a key has that is done, may take 1 MB, so a page is small. Without results it is
 # not: where the keys that are meant are few, PostgreSQL reads the whole table for each page.
@@ -61,7 +64,8 @@ class SqlStore:
         asynchronous: accept an AsyncEngine, or the URL of an asyncio driver, too.
 
     Attributes:
-        bridge: runs the calls of plain threads through an asyncio driver.
+        is_async: the database is reached through an asyncio driver.
+        bridge: runs the calls of plain threads through such a driver.
 
     Raises:
         ConfigurationError: an invalid URL or table name, or an unsupported database.
@@ -80,6 +84,7 @@ class SqlStore:
         self.table: Final = validate_table_name(table)
         self.schema: Final = validate_schema(schema)
         self.engine: Final = engine_from(engine_or_url, asynchronous=asynchronous)
+        self.is_async: Final[bool] = self.engine.dialect.is_async
         self._owns_engine = isinstance(engine_or_url, (str, URL))
         self.bridge: Final = Bridge()
         self._silence_s = silence_s
@@ -97,10 +102,9 @@ class SqlStore:
             return AwaitedConnections(self.bridge, self.engine, self.table, **options)
         return Connections(self.engine, self.table, **options)
 
-    @property
-    def is_async(self) -> bool:
-        """Whether the database is reached through an asyncio driver."""
-        return self.engine.dialect.is_async
+    def bridged(self, function: Callable[P, T]) -> Callable[P, T]:
+        """The function, as any thread may call it: its statements may have to be awaited."""
+        return partial(self.bridge.run, function) if self.is_async else function
 
     @property
     def command_options(self) -> str:

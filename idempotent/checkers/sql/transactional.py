@@ -28,7 +28,7 @@ from idempotent.checkers.sql.runs import RETRY_S, Runs
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlKeyAdmin, SqlStore
-from idempotent.checkers.sql.transactions import AsyncHandlerTransactions, HandlerTransactions
+from idempotent.checkers.sql.transactions import HandlerTransactions
 from idempotent.checkers.transactions import TransactionHooks, record_again
 from idempotent.claims import (
     Claim,
@@ -102,8 +102,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         self.strict: Final = flag(strict, "strict")
         durations = Durations(None, self.retention_s, self.dead_retention_s)
         self._recorder = self.recorder_type(self.store, durations, self.protocol.events.count)
-        kind = AsyncHandlerTransactions if self.is_async else HandlerTransactions
-        self._transactions: Final = kind(self.store, self._recorder, sessions, strict=strict)
+        self._transactions: Final = HandlerTransactions(self.store, self._recorder, sessions, strict=strict)
         self._runs: Final = Runs(self.protocol, self.store, self._recorder)
 
     @property
@@ -153,14 +152,15 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
 
     def _claim_many(self, requests: Sequence[ClaimRequest], wait_s: float = 0.0) -> list[Decision]:
         # Without waiting: one busy key must not delay the others. The caller then claims them one by one.
-        return self._runs.begin(requests, partial(self._transactions.open, wait_s=wait_s))
+        claim = self.store.bridged(partial(self._transactions.open, wait_s=wait_s))
+        return self._runs.begin(requests, claim)
 
     def _complete(self, completion: Completion) -> bool:
         return self._complete_many([completion])[0]
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
         """Commit the transaction of these claims, which must be all claims still in it."""
-        self._transactions.commit(completions)
+        self.store.bridged(self._transactions.commit)(completions)
         return [True] * len(completions)
 
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
@@ -206,7 +206,9 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         record_again(self.protocol, request, claim)
 
     def claim_nothing(self) -> Claim:
-        return self._transactions.open_empty()
+        (decision,) = self.store.bridged(self._transactions.open)((), self.lock_timeout_s)
+        assert decision.claim is not None, "a transaction without a key waits for no other"
+        return decision.claim
 
     def isolated(self, claim: Claim, session_type: type | None) -> AbstractContextManager[None]:
         """A savepoint around one handler of a group, with `savepoints=True`."""
@@ -224,13 +226,12 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
 
     def forget(self, claim: Claim) -> None:
         claim.transaction.demand_open()  # else the others cannot go on in it either
-        self._transactions.forget(claim)
+        self.store.bridged(self._recorder.forget)(claim.transaction.driver, claim)
 
     def is_transient(self, claim: Claim, error: Exception) -> bool:
         """Whether the database rolled back the handler's transaction, or the connection was lost."""
-        return isinstance(error, DoomedTransactionError) or self._transactions.is_undone(
-            claim.transaction, [claim], error
-        )
+        is_undone = self.store.bridged(self._transactions.is_undone)
+        return isinstance(error, DoomedTransactionError) or is_undone(claim.transaction, [claim], error)
 
     def has_lost_connection(self, error: Exception) -> bool:
         return any(self._transactions.fault(cause) is Fault.DISCONNECTED for cause in causes(error))

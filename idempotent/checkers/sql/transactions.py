@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions
 from idempotent.checkers.sql.handler_transaction import UNDONE, Doubt, HandlerTransaction, State
 from idempotent.checkers.sql.recorders import ClaimRecorder
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.checkers.sql.watching import was_sending
-from idempotent.claims import Claim, ClaimRequest, Completion, Decision
+from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Verdict
 from idempotent.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -34,6 +34,7 @@ from idempotent.stores.sql.loops import LoopConnections
 log = EventLog(__name__)
 
 _CLAIM_TRIES: Final = 3
+_WITHOUT_KEY: Final = Decision(Verdict.ACQUIRED, Claim(NO_KEY))
 # Or a new transaction; a handler may have left its role on the connection, which lacks rights.
 _NEW_CONNECTION_HELPS: Final = (Fault.ABORTED, Fault.DISCONNECTED, Fault.DENIED)
 
@@ -48,20 +49,25 @@ class HandlerTransactions:
         strict: see `HandlerTransaction`.
     """
 
-    _kind: type[DetachedConnections] = DetachedConnections
-
     def __init__(self, store: SqlStore, recorder: ClaimRecorder, sessions: Sessions, *, strict: bool) -> None:
         self._store = store
         self._recorder = recorder
         self.sessions: Final = sessions
         self._strict = strict
-        self._connections = self._kind(store.engine, autocommit=False)
+        self._kind: Callable[..., HandlerTransaction] = HandlerTransaction
+        connections = LoopConnections if store.is_async else DetachedConnections
+        self._connections = connections(store.engine, autocommit=False)
+        if store.is_async:
+            # Imported here: SQLAlchemy's asyncio part takes a while, and most checkers do without.
+            from idempotent.checkers.sql.asynchronous.handler_transaction import AsyncHandlerTransaction
+
+            self._kind = partial(AsyncHandlerTransaction, store.bridge)
 
     def open(self, requests: Sequence[ClaimRequest], wait_s: float) -> list[Decision]:
         """Begin a transaction and claim in it; it stays open if a key was acquired.
 
         Args:
-            requests: at most one for each key.
+            requests: at most one for each key; none: of a handler that runs without a key, which has a claim as well.
             wait_s: the longest wait for another transaction, in seconds.
 
         Raises:
@@ -70,13 +76,16 @@ class HandlerTransactions:
         for remaining in reversed(range(_CLAIM_TRIES)):
             transaction: HandlerTransaction | None = None
             try:
-                transaction = self._begin()
-                decisions = self._recorder.claim(transaction.driver, requests, wait_s)
+                dialect = self._store.connections.dialect
+                transaction = self._kind(self._connections, dialect, self.sessions, strict=self._strict)
+                decisions = [_WITHOUT_KEY]
+                if requests:
+                    decisions = self._recorder.claim(transaction.driver, requests, wait_s)
                 if not any(decision.claim for decision in decisions):
                     transaction.commit()  # a lapsed key may have been parked
                     transaction.close()
                     return decisions
-                transaction.guard()
+                transaction.guard(keyed=bool(requests))
             except BaseException as error:
                 fault = self.fault(error)
                 raw = None if transaction is None else transaction.driver.raw
@@ -92,29 +101,6 @@ class HandlerTransactions:
                 raise failed from error
             return [_in_transaction(decision, transaction) for decision in decisions]
         raise AssertionError("unreachable")
-
-    def open_empty(self) -> Claim:
-        """Begin a transaction without a key.
-
-        Raises:
-            StoreError: the database did not answer.
-        """
-        transaction: HandlerTransaction | None = None
-        try:
-            transaction = self._begin()
-            transaction.guard(keyed=False)
-        except BaseException as error:
-            fault = self.fault(error)
-            if transaction is not None:
-                transaction.close(reuse=fault in KEPT)
-            if fault is None:
-                raise
-            raise as_store_error(error, self._store.engine, self._store.table) from error
-        return Claim(NO_KEY, transaction=transaction)
-
-    def forget(self, claim: Claim) -> None:
-        """Remove one claim from its transaction, which continues without it."""
-        self._recorder.forget(claim.transaction.driver, claim)
 
     def close(self) -> None:
         """Close idle connections; a connection in use is closed when its transaction ends."""
@@ -296,45 +282,6 @@ class HandlerTransactions:
         if isinstance(error, (DBAPIError, PoolTimeoutError, engine.dialect.loaded_dbapi.Error, OSError)):
             return fault_of(error, engine)
         return None
-
-    def _begin(self) -> HandlerTransaction:
-        dialect = self._store.connections.dialect
-        return HandlerTransaction(self._connections, dialect, self.sessions, strict=self._strict)
-
-
-class AsyncHandlerTransactions(HandlerTransactions):
-    """Begins and ends them in the caller's greenlet, or for a plain thread on the store's private loop."""
-
-    _kind = LoopConnections
-
-    def __init__(self, store: SqlStore, recorder: ClaimRecorder, sessions: Sessions, *, strict: bool) -> None:
-        super().__init__(store, recorder, sessions, strict=strict)
-        # Imported here: SQLAlchemy's asyncio part takes a while, and most checkers do without.
-        from idempotent.checkers.sql.asynchronous.handler_transaction import AsyncHandlerTransaction
-
-        self._begins: Final = AsyncHandlerTransaction
-
-    def open(self, requests: Sequence[ClaimRequest], wait_s: float) -> list[Decision]:
-        return self._store.bridge.run(super().open, requests, wait_s)
-
-    def open_empty(self) -> Claim:
-        return self._store.bridge.run(super().open_empty)
-
-    def forget(self, claim: Claim) -> None:
-        self._store.bridge.run(super().forget, claim)
-
-    def _begin(self) -> HandlerTransaction:
-        dialect = self._store.connections.dialect
-        assert isinstance(self.sessions, AsyncSessions)
-        return self._begins(
-            self._store.bridge, self._connections, dialect, self.sessions, strict=self._strict
-        )
-
-    def commit(self, completions: Sequence[Completion]) -> None:
-        self._store.bridge.run(super().commit, completions)
-
-    def is_undone(self, transaction: HandlerTransaction, claims: Sequence[Claim], error: Exception) -> bool:
-        return self._store.bridge.run(super().is_undone, transaction, claims, error)
 
 
 def _in_transaction(decision: Decision, transaction: HandlerTransaction) -> Decision:
