@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from idempotent.checkers.batching.batcher import wake_tasks
@@ -33,33 +33,39 @@ class Awaiting(ABC):
     """Runs a checker's steps for tasks.
 
     A task that is cancelled meanwhile waits on, except for a claim; `on_cancel` gets the cancellation.
+
+    Args:
+        protocol: the checker's.
     """
 
-    @abstractmethod
-    async def claim(self, request: ClaimRequest) -> Decision:
+    def __init__(self, protocol: ClaimProtocol) -> None:
+        self._protocol: Final = protocol
+
+    def claim(self, request: ClaimRequest) -> Awaitable[Decision]:
         """`ClaimProtocol.claim`. May be cancelled: a claim that it acquires nevertheless is released.
 
         Raises:
             StoreError: the store did not answer; whether the key was claimed is unknown.
         """
+        return self.begin(self._protocol.claim, request)
 
-    @abstractmethod
-    async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
+    def claim_many(self, requests: Sequence[ClaimRequest]) -> Awaitable[list[Decision]]:
         """`ClaimProtocol.claim_many`. May be cancelled, as `claim`.
 
         Raises:
             StoreError: the store did not answer; which keys were claimed is unknown.
         """
+        return self.begin(self._protocol.claim_many, requests)
 
-    @abstractmethod
-    async def complete(
+    def complete(
         self, claim: Claim, result: bytes | None = None, *, on_cancel: OnCancel | None = None
-    ) -> bool:
+    ) -> Awaitable[bool]:
         """`ClaimProtocol.complete`, to its end.
 
         Raises:
             StoreError: the store did not record it.
         """
+        return self.call(self._protocol.complete, claim, result, on_cancel=on_cancel)
 
     @abstractmethod
     async def call(self, function: Callable[..., R], *arguments: Any, on_cancel: OnCancel | None = None) -> R:
@@ -78,26 +84,7 @@ class Awaiting(ABC):
 
 
 class InLoop(Awaiting):
-    """Calls directly, in the loop's thread: for a checker whose steps never block.
-
-    Args:
-        protocol: makes the claims and completions.
-    """
-
-    def __init__(self, protocol: ClaimProtocol) -> None:
-        self._protocol = protocol
-
-    async def claim(self, request: ClaimRequest) -> Decision:
-        return self._protocol.claim(request)
-
-    async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        return self._protocol.claim_many(requests)
-
-    async def complete(
-        self, claim: Claim, result: bytes | None = None, *, on_cancel: OnCancel | None = None
-    ) -> bool:
-        del on_cancel
-        return self._protocol.complete(claim, result)
+    """Calls directly, in the loop's thread: for a checker whose steps never block."""
 
     async def call(self, function: Callable[..., R], *arguments: Any, on_cancel: OnCancel | None = None) -> R:
         del on_cancel
@@ -119,7 +106,7 @@ class InThreads(Awaiting):
     """
 
     def __init__(self, protocol: ClaimProtocol, combiner: Combiner | None) -> None:
-        self._protocol = protocol
+        super().__init__(protocol)
         self._combiner = combiner
         self._threads = SideThreads("idempotent-side", most=_SIDE_THREADS)
 
@@ -134,8 +121,8 @@ class InThreads(Awaiting):
             await signal.wait()
         except BaseException:
             answer = calls.withdraw(call)
-            if isinstance(answer, Decision):
-                self._release_later([answer.claim])
+            if isinstance(answer, Decision) and answer.claim is not None:
+                self.later(self._protocol.release, answer.claim)
             raise
         decision: Decision = call.result()
         return await self._claim_alone(request) if decision is ALONE else decision
@@ -183,7 +170,8 @@ class InThreads(Awaiting):
         """Claim in a thread; what was claimed for a task that does not wait any more is released."""
 
         def free(answer: R) -> None:
-            self._release([decision.claim for decision in decisions_of(answer)])
+            claims = [decision.claim for decision in decisions_of(answer)]
+            self._protocol.release_many([(claim, None) for claim in claims if claim is not None])
 
         call = SideCall(claim, (asked,), unused=free)
         self._threads.run(call.run)
@@ -194,16 +182,6 @@ class InThreads(Awaiting):
             if answer is not None:
                 self.later(free, answer)
             raise
-
-    def _release_later(self, claims: Sequence[Claim | None]) -> None:
-        if any(claims):
-            self.later(self._release, claims)
-
-    def _release(self, claims: Sequence[Claim | None]) -> None:
-        """Release the claims of a task that was cancelled."""
-        releases = [(claim, None) for claim in claims if claim is not None]
-        if releases:
-            self._protocol.release_many(releases)
 
 
 def _log_failed(error: Exception) -> None:

@@ -559,9 +559,9 @@ FAULTS: Final = (
     ),
     Fault(
         "a group whose coroutine is closed while it is claimed keeps its locks",
-        "idempotent/checkers/sql/transactional.py",
-        "return await greenlet_spawn(self._protocol.claim_many, requests)",
-        "return await self.call(self._protocol.claim_many, requests)",
+        "idempotent/checkers/awaiting.py",
+        "return self.begin(self._protocol.claim_many, requests)",
+        "return self.call(self._protocol.claim_many, requests)",
         "tests/checkers/sql/asynchronous/test_interrupts.py -k 'interrupted_anywhere and closed and group and few'",
     ),
     Fault(

@@ -16,7 +16,6 @@ from sqlalchemy.util import greenlet_spawn
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.awaiting import Awaiting
 from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChecker
-from idempotent.checkers.protocol import ClaimProtocol
 from idempotent.checkers.side_calls import OnCancel, ended
 from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions, synchronous
 from idempotent.checkers.sql.checker import SqlChecker
@@ -367,24 +366,7 @@ class _InGreenlets(Awaiting):
     """Runs each step in a greenlet of the calling task; its statements are awaited on the task's event loop.
 
     A step that is cancelled closes its transaction, and terminates its connection: it may hold an unread answer.
-
-    Args:
-        protocol: the checker's protocol.
     """
-
-    def __init__(self, protocol: ClaimProtocol) -> None:
-        self._protocol: Final = protocol
-
-    async def claim(self, request: ClaimRequest) -> Decision:
-        return await greenlet_spawn(self._protocol.claim, request)
-
-    async def claim_many(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        return await greenlet_spawn(self._protocol.claim_many, requests)
-
-    async def complete(
-        self, claim: Claim, result: bytes | None = None, *, on_cancel: OnCancel | None = None
-    ) -> bool:
-        return await self.call(self._protocol.complete, claim, result, on_cancel=on_cancel)
 
     async def call(self, function: Callable[..., T], *arguments: Any, on_cancel: OnCancel | None = None) -> T:
         # A task of its own: a cancellation must not reach the driver in the middle of a COMMIT.
