@@ -127,27 +127,26 @@ class SqlChecker(AbstractIdempotentChecker):
         return self._run(self._keys.complete_many, completions, retry_locked=False)
 
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
-        if failure is None:
-            freed = self._run(self._keys.delete, [claim])
-            return Released(owned=freed[0])
-        return self._run_atomically(self._keys.fail, FailedAttempt(claim, failure))
+        return self._release_many([(claim, failure)])[0]
 
     def _release_many(self, releases: Sequence[tuple[Claim, Failure | None]]) -> list[Released]:
         in_order = sorted(releases, key=lambda pair: pair[0].key.hash)
         failed_attempts = [
             FailedAttempt(claim, failure) for claim, failure in in_order if failure is not None
         ]
+        free = [claim for claim, failure in releases if failure is None]
 
         def release(driver: DriverConnection) -> list[Released]:
-            answers: dict[tuple[bytes, bytes], Released] = {}
-            free = [claim for claim, failure in releases if failure is None]
+            answers: dict[Claim, Released] = {}
             for claim, freed in zip(free, self._keys.delete(driver, free), strict=True):
-                answers[_identity(claim)] = Released(owned=freed)
+                answers[claim] = Released(owned=freed)
             for failed in failed_attempts:
-                answers[_identity(failed.claim)] = self._keys.fail(driver, failed)
-            return [answers[_identity(claim)] for claim, _ in releases]
+                answers[failed.claim] = self._keys.fail(driver, failed)
+            return [answers[claim] for claim, _ in releases]
 
-        return self._run_atomically(release)
+        if failed_attempts:
+            return self._run_atomically(release)
+        return self._run(release)
 
     def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
         if self.lease_s is None:
@@ -163,7 +162,3 @@ class SqlChecker(AbstractIdempotentChecker):
     def close(self) -> None:
         super().close()
         self.store.close()
-
-
-def _identity(claim: Claim) -> tuple[bytes, bytes]:
-    return claim.key.hash, claim.owner
