@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
@@ -19,7 +18,7 @@ from idempotent.checkers.sql.keytable import ClaimMode
 from idempotent.checkers.sql.recorders import KeyRecorder
 from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlKeyAdmin
-from idempotent.checkers.transactions import TransactionHooks, record_again
+from idempotent.checkers.transactions import TransactionHooks, record_again, transaction_of
 from idempotent.claims import (
     UNBOUNDED,
     Claim,
@@ -204,7 +203,7 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
 
     def _complete_many(self, completions: Sequence[Completion]) -> list[bool]:
         """Commit the block of these claims, which must be all claims still in it."""
-        block = _block_of([completion.claim for completion in completions])
+        block: Block = transaction_of([completion.claim for completion in completions])
         keyed = [completion for completion in completions if completion.claim.key is not NO_KEY]
         try:
             self._record(block, keyed)
@@ -336,18 +335,11 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
     def claim_nothing(self) -> Claim:
         return Claim(NO_KEY, transaction=Block(self._database))
 
-    def flush(self, claim: Claim) -> None:
-        """Nothing: Django sends what it writes at once."""
-
     def forget(self, claim: Claim) -> None:
         block: Block = claim.transaction
         block.demand_whole()
         with self._database.translated():
             self._recorder.forget(block.driver, claim)
-
-    def isolated(self, claim: Claim, session_type: type | None) -> AbstractContextManager[object]:
-        del claim, session_type
-        return nullcontext()
 
     def interrupted(self, claim: Claim) -> None:
         claim.transaction.interrupt()
@@ -386,11 +378,3 @@ def _runs_here(request: ClaimRequest) -> Decision:
 def _in_block(decision: Decision, block: Block) -> Decision:
     claim = decision.claim
     return decision if claim is None else changed(decision, claim=changed(claim, transaction=block))
-
-
-def _block_of(claims: Sequence[Claim]) -> Block:
-    blocks = {id(claim.transaction): claim.transaction for claim in claims}
-    if len(blocks) != 1:
-        raise ConfigurationError("claims of different transactions cannot complete together")
-    block: Block = next(iter(blocks.values()))
-    return block

@@ -50,9 +50,11 @@ class TransactionHooks(ABC):
             TransactionEscapedError: before it raised, the handler has committed its transaction, or tried to.
         """
 
-    @abstractmethod
-    def flush(self, claim: Claim) -> None:
-        """Send what a handler of an atomic group has left pending, so that the next handler cannot discard it."""
+    def flush(self, claim: Claim) -> None:  # noqa: B027 - optional
+        """Send what a handler of an atomic group has left pending, so that the next handler cannot discard it.
+
+        The default does nothing, which suits a checker that sends all at once.
+        """
 
     @abstractmethod
     def committed(self, completions: Sequence[Completion]) -> bool:
@@ -66,7 +68,6 @@ class TransactionHooks(ABC):
     def forget(self, claim: Claim) -> None:
         """Remove the key of a failed handler from a group that continues without it."""
 
-    @abstractmethod
     def isolated(self, claim: Claim, session_type: type | None) -> AbstractContextManager[object]:
         """Roll back the effect of one handler of an atomic group if it raises. Only used with `isolates`.
 
@@ -74,6 +75,8 @@ class TransactionHooks(ABC):
             claim: the handler's claim.
             session_type: the type of the handler's second parameter; None: it has no second parameter.
         """
+        del claim, session_type
+        return nullcontext()
 
     def interrupted(self, claim: Claim) -> None:  # noqa: B027 - optional
         """Expect no more of the claim's connection: its handler was interrupted, perhaps in a statement."""
@@ -97,6 +100,18 @@ class TransactionHooks(ABC):
     @abstractmethod
     def handler_argument(self, claim: Claim, kind: type) -> Any:
         """The session or connection for a handler's second parameter, of a type that `check_argument` has accepted."""
+
+
+def transaction_of(claims: Sequence[Claim]) -> Any:
+    """The transaction of these claims.
+
+    Raises:
+        ConfigurationError: they are of several.
+    """
+    transactions = {id(claim.transaction): claim.transaction for claim in claims}
+    if len(transactions) != 1:
+        raise ConfigurationError("claims of different transactions cannot complete together")
+    return next(iter(transactions.values()))
 
 
 def record_again(protocol: ClaimProtocol, request: ClaimRequest, claim: Claim) -> None:
@@ -134,9 +149,6 @@ class NoTransactions(TransactionHooks):
         del request
         self._protocol.complete(claim)
 
-    def flush(self, claim: Claim) -> None:
-        del claim
-
     def committed(self, completions: Sequence[Completion]) -> bool:
         self._protocol.complete_many(
             completions
@@ -145,10 +157,6 @@ class NoTransactions(TransactionHooks):
 
     def forget(self, claim: Claim) -> None:
         del claim
-
-    def isolated(self, claim: Claim, session_type: type | None) -> AbstractContextManager[object]:
-        del claim, session_type
-        return nullcontext()
 
     def is_transient(self, claim: Claim, error: Exception) -> bool:
         del claim, error

@@ -15,10 +15,10 @@ from idempotent.checkers.sql.recorders import ClaimRecorder
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.checkers.sql.watching import was_sending
+from idempotent.checkers.transactions import transaction_of
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Verdict
 from idempotent.errors import (
     CommitUnknownError,
-    ConfigurationError,
     DoomedTransactionError,
     StoreError,
     TransactionEscapedError,
@@ -114,7 +114,7 @@ class HandlerTransactions:
             TransactionEscapedError: a handler ended it.
             StoreError: it is unknown whether it was committed.
         """
-        transaction = _transaction_of([completion.claim for completion in completions])
+        transaction: HandlerTransaction = transaction_of([completion.claim for completion in completions])
         keyed = [completion for completion in completions if completion.claim.key is not NO_KEY]
         claims = [completion.claim for completion in keyed]
         try:
@@ -253,7 +253,7 @@ class HandlerTransactions:
         Raises:
             CommitUnknownError: it was sent, and no connection sees the claims.
         """
-        state = _transaction_of(claims).state
+        state: State = transaction_of(claims).state
         if state is State.COMMIT_SENT and not self._is_committed(claims):
             raise CommitUnknownError("an exception came during COMMIT")
         return state in (State.COMMIT_SENT, State.COMMITTED)
@@ -292,11 +292,3 @@ def _in_transaction(decision: Decision, transaction: HandlerTransaction) -> Deci
     known = claim.partition, claim.attempt, claim.max_attempts, claim.deaths
     held = Claim(claim.key, claim.fence, claim.owner, transaction, *known)
     return Decision(decision.verdict, held, deaths=decision.deaths)
-
-
-def _transaction_of(claims: Sequence[Claim]) -> HandlerTransaction:
-    transactions = {id(claim.transaction): claim.transaction for claim in claims}
-    if len(transactions) != 1:
-        raise ConfigurationError("claims of different transactions cannot complete together")
-    transaction: HandlerTransaction = next(iter(transactions.values()))
-    return transaction
