@@ -623,8 +623,8 @@ FAULTS: Final = (
     Fault(
         "the start of a redelivered message is not forgotten",
         "idempotent/checkers/sql/runs.py",
-        "        self._end_starts(noted_keys)\n",
-        "        pass\n",
+        "            self._tell(self._recorder.failures.end_starts, dict.fromkeys(noted_keys, 0))\n",
+        "            pass\n",
         "tests/checkers/sql/test_redelivered.py -k leaves_nothing",
     ),
     Fault(
@@ -889,7 +889,7 @@ FAULTS: Final = (
     Fault(
         "the note of a start that could not be deleted is forgotten",
         "idempotent/checkers/sql/runs.py",
-        "                self._protocol.owe_run_end(noted(key), step)\n",
+        "                self._owe(change, key, died)\n",
         "                pass\n",
         "tests/guarantees/crash/test_lost_answers.py -k 'outages and postgres-group-]'",
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,12 +55,11 @@ class FailureTable:
     def __init__(self, dialect: SqlDialect, table: str, retention_us: int) -> None:
         name = dialect.located(failures_name(table))
         now, text = dialect.now_us, dialect.markers
-        insert = (
-            f"INSERT INTO {name} (update_at, key_hash, k, attempts, last_error, expires_at)"
-            f" VALUES ({now}, ?, ?, ?, ?, {now} + {retention_us})"
+        self._insert = (
+            f"INSERT INTO {name} (key_hash, k, last_error, attempts, update_at, expires_at) VALUES "
         )
+        self._row = f"(?, ?, ?, {{attempts}}, {now}, {now} + {retention_us})"
         expiry = f"expires_at = {now} + {retention_us}"
-        changes = f"update_at = {now}, {expiry}"
         stored = "" if dialect.name == "mysql" else f"{name}."
         # The time that an earlier try of the same transaction noted: it has committed, and its answer was lost.
         earlier = f"CASE WHEN {stored}update_at = ? THEN"
@@ -69,12 +68,8 @@ class FailureTable:
         upsert = dialect.if_stored(
             f"attempts = {stored}attempts + {more}, last_error = ?, update_at = {when}, {expiry}"
         )
-        self._upsert = text(f"{insert} {upsert}")
-        self._insert_starts = (
-            f"INSERT INTO {name} (key_hash, k, last_error, attempts, update_at, expires_at) VALUES "
-        )
-        self._start = f"(?, ?, ?, {{starts}}, {now}, {now} + {retention_us})"
-        self._start_again = dialect.if_stored(f"attempts = {{starts}}, {changes}")
+        self._upsert = text(f"{self._insert}{self._row.format(attempts='?')} {upsert}")
+        self._start_again = dialect.if_stored(f"attempts = {{attempts}}, update_at = {now}, {expiry}")
         self._end_starts = f"DELETE FROM {name} WHERE key_hash IN "
         self._undo_first = f"DELETE FROM {name} WHERE attempts = 1 AND key_hash IN "
         self._undo_starts = f"UPDATE {name} SET attempts = {{0}} WHERE attempts = {{1}} AND key_hash IN "
@@ -115,11 +110,10 @@ class FailureTable:
         in_order = sorted(keys, key=lambda key: key.hash)
         for first in range(0, len(in_order), MAX_ROWS):
             part = in_order[first : first + MAX_ROWS]
-            new = {noted(key).hash: key.hash for key in part if key.hash not in deaths}
+            new = {key.hash: noted(key) for key in part if key.hash not in deaths}
             if new:
-                rows = query(connection, *self._of(self._counts, list(new)), many=len(new) > 1)
-                found = {new[bytes(hashed)]: int(starts) for hashed, starts in rows}
-                deaths |= {hashed: found.get(hashed, 0) for hashed in new.values()}
+                found = self.attempts_of(connection, list(new.values()))
+                deaths |= {hashed: found.get(start.hash, 0) for hashed, start in new.items()}
             again: dict[int, list[Key]] = {}
             for key in part:
                 if not deaths[key.hash] or key.hash not in unless_died:
@@ -131,11 +125,11 @@ class FailureTable:
         params: list[Any] = []
         for key in keys:
             params += (noted(key).hash, *self._storable(connection, key.text, DIED_ERROR))
-        rows = ", ".join([self._start] * len(keys))
-        statement = f"{self._insert_starts}{rows} {self._start_again}".format(starts=starts)
+        rows = ", ".join([self._row] * len(keys))
+        statement = f"{self._insert}{rows} {self._start_again}".format(attempts=starts)
         execute(connection, self._dialect.markers(statement), params, many=True)
 
-    def end_starts(self, connection: DriverConnection, keys: Sequence[Key]) -> None:
+    def end_starts(self, connection: DriverConnection, keys: Iterable[Key]) -> None:
         """Forget the starts of these keys: a run of them has ended."""
         hashes = sorted(noted(key).hash for key in keys)
         for first in range(0, len(hashes), MAX_ROWS):
@@ -152,25 +146,21 @@ class FailureTable:
                 part = sorted(hashes[first : first + MAX_ROWS])
                 execute(connection, *self._of(change.format(died, died + 1), part), many=True)
 
-    def _of(self, statement: str, hashes: Sequence[bytes]) -> tuple[str, Sequence[bytes]]:
-        return self._dialect.markers(f"{statement}({', '.join('?' * len(hashes))})"), hashes
+    def _of(self, statement: str, hashes: Sequence[bytes], *first: Any) -> tuple[str, Sequence[Any]]:
+        return self._dialect.markers(f"{statement}({', '.join('?' * len(hashes))})"), (*first, *hashes)
 
     def explain(self, connection: DriverConnection, key: Key, error: str) -> int:
         """Keep an error without counting an attempt. Returns the attempts so far."""
         self._keep(connection, key, 0, error, -1)
-        return self.attempts(connection, key)
+        return self.last(connection, key)[0]
 
     def _keep(self, connection: DriverConnection, key: Key, more: int, error: str, noted_us: int) -> None:
         text, error = self._storable(connection, key.text, error)
-        params = (key.hash, text, more, error, noted_us, more, error, noted_us)
+        params = (key.hash, text, error, more, noted_us, more, error, noted_us)
         execute(connection, self._upsert, params)
 
     def _storable(self, connection: DriverConnection, *texts: str) -> list[str]:
         return [self._dialect.storable(connection, each) for each in texts]
-
-    def attempts(self, connection: DriverConnection, key: Key) -> int:
-        """The attempts of a key so far."""
-        return self.last(connection, key)[0]
 
     def attempts_of(self, connection: DriverConnection, keys: Sequence[Key]) -> dict[bytes, int]:
         """The attempts of up to 1,000 keys so far, by hash; a key without a failure is left out."""
@@ -190,15 +180,12 @@ class FailureTable:
 
     def delete(self, connection: DriverConnection, hashes: Sequence[bytes], *, before_us: int) -> None:
         """Forget the failures of deleted keys, unless one was noted since that time: its key was claimed again."""
-        markers = ", ".join("?" * len(hashes))
-        statement = self._dialect.markers(f"{self._delete_old}({markers})")
-        execute(connection, statement, (before_us, *hashes), many=True)
+        execute(connection, *self._of(self._delete_old, hashes, before_us), many=True)
 
     def delete_expired(self, connection: DriverConnection, batch_size: int) -> None:
         """Delete all expired failures of keys that are not stored: found without locks, deleted by primary key."""
         size = min(batch_size, MAX_ROWS)
         while found := sorted(bytes(row[0]) for row in query(connection, self._expired, (size,))):
-            markers = ", ".join("?" * len(found))
-            execute(connection, self._dialect.markers(f"{self._delete}({markers})"), found)
+            execute(connection, *self._of(self._delete, found))
             if len(found) < size:
                 return

@@ -145,7 +145,7 @@ class KeyTable:
                 waited = waited or (stored is not None and stored.free)
                 decision = self._judge(connection, request, stored, mode) if stored else None
             if decision:
-                failed = self.failures.attempts(connection, key) if waited and decision.claim else 0
+                failed = self.failures.last(connection, key)[0] if waited and decision.claim else 0
                 return known(decision, request, failed) if waited else decision
         return Decision(Verdict.IN_PROGRESS, retry_after_s=_CONTENDED_RETRY_S)
 

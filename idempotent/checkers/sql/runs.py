@@ -15,6 +15,7 @@ from idempotent.claims import ClaimRequest, Decision, Lapsed, Verdict
 from idempotent.errors import StoreError, StoreUnavailableError
 from idempotent.forks import generation
 from idempotent.keys import Key
+from idempotent.stores.sql.cursor import DriverConnection
 from idempotent.values import changed
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 RETRY_S: Final = 1.0
 """Seconds after which a copy of a message asks again whether its key is free, at the latest."""
 _Claims: TypeAlias = Callable[[Sequence[ClaimRequest]], list[Decision]]
+_Change: TypeAlias = Callable[[DriverConnection, Mapping[Key, int]], object]
+"""Changes the notes of starts of these keys, before which there were so many without an end."""
 _RUNS_HERE: Final = Decision(Verdict.IN_PROGRESS, retry_after_s=RETRY_S, reason="this process runs it")
 
 
@@ -166,7 +169,7 @@ class Runs:
             if not isinstance(error, StoreError) or isinstance(error, StoreUnavailableError):
                 for key in keys:  # one whose deaths were not read was not noted
                     if key.hash in deaths and not (deaths[key.hash] and key.hash in leaving):
-                        self._protocol.owe_run_end(noted(key), partial(self._undo, {key: deaths[key.hash]}))
+                        self._owe(self._recorder.failures.undo_starts, key, deaths[key.hash])
             raise
         return {hashed: died for hashed, died in deaths.items() if died}
 
@@ -174,18 +177,18 @@ class Runs:
         self, keys: Sequence[Key], decisions: Mapping[bytes, Decision], deaths: Mapping[bytes, int]
     ) -> None:
         """Forget the starts of what does not run. Another delivery, which may, keeps the starts before it."""
-        ended: list[Key] = []
+        ended: dict[Key, int] = {}
         undone: dict[Key, int] = {}
         for key in keys:
             decision = decisions.get(key.hash)
             if decision is None or decision.verdict is Verdict.IN_PROGRESS:
                 undone[key] = deaths.get(key.hash, 0)
             elif decision.claim is None:
-                ended.append(key)
+                ended[key] = 0
         if undone:
-            steps = {key: partial(self._undo, {key: died}) for key, died in undone.items()}
-            self._tell(steps, partial(self._undo, undone))
-        self._end_starts(ended)
+            self._tell(self._recorder.failures.undo_starts, undone)
+        if ended:
+            self._tell(self._recorder.failures.end_starts, ended)
 
     def _replaces(self, hashed: bytes, run: _Run) -> bool:
         """Take the place of a run that is over."""
@@ -205,29 +208,23 @@ class Runs:
     ) -> None:
         """End the runs of a transaction, and give back what has not run."""
         self._forget(keys, run)
-        self._end_starts(noted_keys)
+        if noted_keys:
+            self._tell(self._recorder.failures.end_starts, dict.fromkeys(noted_keys, 0))
         if give_back is not None:
             give_back()
 
-    def _end_starts(self, keys: Sequence[Key]) -> None:
-        """Tell the store that these have ended. What it does not record, this process owes it."""
-        if keys:
-            self._tell({key: partial(self._end_all, [key]) for key in keys}, partial(self._end_all, keys))
-
-    def _tell(self, steps: Mapping[Key, Callable[[], object]], together: Callable[[], object]) -> None:
+    def _tell(self, change: _Change, starts: Mapping[Key, int]) -> None:
+        """Tell the store what became of starts. What it does not record, this process owes it."""
         try:
-            together()
+            self._store.connections.run(change, starts)
         except BaseException as error:
-            for key, step in steps.items():
-                self._protocol.owe_run_end(noted(key), step)
+            for key, died in starts.items():
+                self._owe(change, key, died)
             if not isinstance(error, Exception):
                 raise
 
-    def _undo(self, deaths: Mapping[Key, int]) -> None:
-        self._store.connections.run(self._recorder.failures.undo_starts, deaths)
-
-    def _end_all(self, keys: Sequence[Key]) -> None:
-        self._store.connections.run(self._recorder.failures.end_starts, keys)
+    def _owe(self, change: _Change, key: Key, died: int) -> None:
+        self._protocol.owe_run_end(noted(key), partial(self._store.connections.run, change, {key: died}))
 
     def _forget(self, keys: Sequence[Key], run: _Run) -> None:
         for key in keys:
