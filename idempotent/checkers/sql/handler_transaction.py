@@ -78,6 +78,7 @@ class HandlerTransaction:
         doubt: why the database may have ended it without the driver's knowledge.
         escaped: how a handler tried to end, or to leave, the transaction.
         refused: it tried to commit, or to write elsewhere, and may believe that it did.
+        savepoint: that of the handler which runs; it is shown each statement. None: it has none.
         check: called before COMMIT, and behind it, if a listener of the application's events may have ended it.
         on_end: called once, when it has ended and its connection is given back.
         began: when it began, by the monotonic clock.
@@ -100,7 +101,7 @@ class HandlerTransaction:
         self._has_connection = True
         self._suspected = False
         self._session: Session | None = None
-        self._savepoint: HandlerSavepoint | None = None
+        self.savepoint: HandlerSavepoint | None = None
         self.arguments: Final[dict[type, Any]] = {}
         self.undone_by: BaseException | None = None
         self.doubt = Doubt.NONE
@@ -158,10 +159,6 @@ class HandlerTransaction:
             self._session = self._sessions.open(self.connection, self)
         return self._session
 
-    def savepoint(self, kind: type | None) -> HandlerSavepoint:
-        """A savepoint for the next handler, which takes a Session or a Connection."""
-        return HandlerSavepoint(self, kind)
-
     def begin_nested(self, kind: type | None) -> SessionTransaction | NestedTransaction:
         """Set a savepoint through the handler's Session, or on the connection. Its statement is sent at once."""
         if kind is None or not issubclass(kind, self._session_kind):
@@ -175,10 +172,6 @@ class HandlerTransaction:
         """Whether the Session has work to send."""
         session = self._session
         return session is not None and bool(session.new or session.dirty or session.deleted)
-
-    def watch_savepoint(self, savepoint: HandlerSavepoint | None) -> None:
-        """Show each statement to this savepoint, or to none."""
-        self._savepoint = savepoint
 
     def flush(self) -> None:
         """Send the Session's pending changes, and undo changes of the connection's options, for the next handler.
@@ -351,8 +344,8 @@ class HandlerTransaction:
             self.refuse(" ".join(statement.split()[:2]).upper())
         if end is TransactionEnd.PERHAPS:
             self.doubt = Doubt.HIDDEN
-        if self._savepoint is not None:
-            self._savepoint.see(statement)
+        if self.savepoint is not None:
+            self.savepoint.see(statement)
 
     def note_error(self, error: BaseException) -> None:
         """Note the driver's error of a statement on the connection.
@@ -389,15 +382,6 @@ class HandlerTransaction:
         """Note `how` a handler has discarded its Session's work; rows that were not sent go without a statement."""
         if self.state is State.HANDLING and self.escaped is None:
             self.escaped = how
-
-    def refuse_outside(self) -> None:
-        """Refuse a statement of a handler outside of its savepoint.
-
-        Raises:
-            TransactionEscapedError: always.
-        """
-        self.note_discarded(_OUTSIDE)
-        raise TransactionEscapedError(_OUTSIDE)
 
     def refuse_elsewhere(self, connection: Connection) -> None:
         """Refuse a connection that the handlers' Session has opened, unless it is this one's. Nothing was sent on it.
@@ -439,7 +423,7 @@ class HandlerSavepoint:
 
     def __enter__(self) -> None:
         """Set it."""
-        self._transaction.watch_savepoint(self)
+        self._transaction.savepoint = self
         self._nested = self._transaction.begin_nested(self._kind).__enter__()
 
     def see(self, statement: str) -> None:
@@ -449,7 +433,8 @@ class HandlerSavepoint:
             TransactionEscapedError: the savepoint is gone.
         """
         if self._gone:
-            self._transaction.refuse_outside()
+            self._transaction.note_discarded(_OUTSIDE)
+            raise TransactionEscapedError(_OUTSIDE)
         if self._name is None:
             if statement.startswith("SAVEPOINT "):
                 self._name = statement.removeprefix("SAVEPOINT")
@@ -466,7 +451,7 @@ class HandlerSavepoint:
         Raises:
             TransactionEscapedError: it has gone before, so what the handler wrote is lost.
         """
-        self._transaction.watch_savepoint(None)
+        self._transaction.savepoint = None
         is_whole = self._nested.is_active and not self._gone
         try:
             self._nested.__exit__(kind, error, traceback)

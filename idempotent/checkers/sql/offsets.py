@@ -148,8 +148,6 @@ class OffsetTable:
 class OffsetRecorder(ClaimRecorder):
     """One row for each partition, in a table that belongs to the key table."""
 
-    can_forget = False
-
     @cached_property
     def offsets(self) -> OffsetTable:
         """The table of offsets.

@@ -36,9 +36,6 @@ class ClaimRecorder(ABC):
         count: counts a result that is not stored.
     """
 
-    can_forget: bool = True
-    """Whether one claim can be removed from an open transaction."""
-
     def __init__(self, store: SqlStore, durations: Durations, count: CountEvent) -> None:
         self._store = store
         self._durations = durations

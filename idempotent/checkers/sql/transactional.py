@@ -21,7 +21,7 @@ from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions, synchro
 from idempotent.checkers.sql.checker import SqlChecker
 from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.findings import sql_findings
-from idempotent.checkers.sql.handler_transaction import HandlerTransaction, State
+from idempotent.checkers.sql.handler_transaction import HandlerSavepoint, HandlerTransaction, State
 from idempotent.checkers.sql.recorders import ClaimRecorder, KeyRecorder
 from idempotent.checkers.sql.runs import RETRY_S, Runs
 from idempotent.checkers.sql.sessions import Sessions
@@ -90,7 +90,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         strict: bool = False,
     ) -> None:
         super().__init__(lease_s=None, retention_s=retention_s, dead_retention_s=dead_retention_s)
-        if flag(savepoints, "savepoints") and not self.recorder_type.can_forget:
+        if flag(savepoints, "savepoints") and self.remembers.by_position:
             raise ConfigurationError(f"savepoints=True cannot go with {type(self).__name__}; remove it")
         sessions, engine = sessions_of(engine_or_url)
         self.store: Final = SqlStore(engine, table, schema=schema, asynchronous=True)
@@ -211,8 +211,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
 
     def isolated(self, claim: Claim, session_type: type | None) -> AbstractContextManager[None]:
         """A savepoint around one handler of a group, with `savepoints=True`."""
-        transaction: HandlerTransaction = claim.transaction
-        return transaction.savepoint(session_type)
+        return HandlerSavepoint(claim.transaction, session_type)
 
     def flush(self, claim: Claim) -> None:
         claim.transaction.flush()
