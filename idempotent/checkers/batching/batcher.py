@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from enum import Enum, auto
 from typing import Any, Final, TypeAlias
 
 from idempotent.errors import StoreError, described
@@ -17,15 +16,10 @@ MOST: Final = 500
 """The calls in one batch."""
 # A batch, or direct calls, that take longer may hang on a silent network: they hold up no others from then on.
 _PATIENCE_S: Final = 10.0
+_NO_ANSWER: Final = object()
 
 Wake: TypeAlias = "Callable[[Sequence[Call]], Sequence[Call]]"
 """Tells the callers of a batch that their answers are there. Returns those who cannot be told."""
-
-
-class Missing(Enum):
-    """Not yet an answer."""
-
-    ANSWER = auto()
 
 
 class Call:
@@ -54,7 +48,7 @@ class Call:
         self.wake: Final = wake
         self.signal = signal
         self.since: Final = time.monotonic()
-        self.answer: Any = Missing.ANSWER
+        self.answer: Any = _NO_ANSWER
         self.taken = False
         self.gone = False
 
@@ -198,7 +192,7 @@ class Batcher:
             call.gone = True
             if not call.taken and call in self._lanes[call.lane]:
                 self._lanes[call.lane].remove(call)
-            return None if call.answer is Missing.ANSWER else call.answer
+            return None if call.answer is _NO_ANSWER else call.answer
 
     def refuse(self, lane: int, error: Exception) -> None:
         """Answer all calls of a lane that wait with an error."""
