@@ -39,21 +39,6 @@ Since: TypeAlias = list[float]
 """When the leases of some claims began at the latest, by the monotonic clock. One element, shared by these claims."""
 
 
-class NoLeases:
-    """Replaces the LeaseKeeper of a checker whose claims never lapse."""
-
-    held: Sequence[Claim] = ()
-
-    def hold(self, claims: Sequence[Claim]) -> None:
-        """Do nothing."""
-
-    def drop(self, claims: Sequence[Claim]) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class LeaseKeeper:
     """Renews every held claim each third of the lease.
 
@@ -64,7 +49,7 @@ class LeaseKeeper:
     Args:
         renew: renews claims in one statement; False for each claim that is no longer owned.
         reconnect: forgets the store's idle connections, after one of them gave no answer.
-        lease_s: the lease, in seconds.
+        lease_s: the lease, in seconds; None: claims never lapse, and nothing is renewed.
         count: counts a lease that ended.
     """
 
@@ -72,16 +57,16 @@ class LeaseKeeper:
         self,
         renew: Callable[[Sequence[Claim]], list[bool]],
         reconnect: Callable[[], object],
-        lease_s: float,
+        lease_s: float | None,
         count: CountEvent,
     ) -> None:
         self._renew = renew
         self._reconnect = reconnect
-        self._lease_s = lease_s
+        self._lease_s = math.inf if lease_s is None else lease_s
         self._count = count
-        self._patience_s = max(lease_s * _PATIENCE, _SHORTEST_PATIENCE_S)
+        self._patience_s = max(self._lease_s * _PATIENCE, _SHORTEST_PATIENCE_S)
         self._held: dict[Claim, Since] = {}
-        self._repeating = RepeatingThread(self._round, "idempotent-leases", lease_s / 3)
+        self._repeating = RepeatingThread(self._round, "idempotent-leases", self._lease_s / 3)
         self._hanging: list[threading.Thread] = []
         self._refused_at = -math.inf
         """When a renewal last failed, or got no answer, by the monotonic clock."""
@@ -93,6 +78,8 @@ class LeaseKeeper:
         Raises:
             StoreUnavailableError: no thread can be started that renews them.
         """
+        if self._lease_s == math.inf:
+            return
         if self._generation != generation.number:
             self._forget_parent()
         # Claims are compared by identity. Changing a dict's entry is atomic in CPython, so no message takes a lock.

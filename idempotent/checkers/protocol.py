@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from idempotent.checkers.hooks import CheckerHooks
-from idempotent.checkers.leases import LeaseKeeper, NoLeases
+from idempotent.checkers.leases import LeaseKeeper
 from idempotent.checkers.owed import OwedSteps, Release, RunEnd, Unanswered, not_recorded_yet
 from idempotent.claims import (
     Claim,
@@ -42,11 +42,7 @@ class ClaimProtocol:
         self.hooks = hooks
         self.events: Final = CheckerEvents()
         count = self.events.count
-        self._keeper: Final = (
-            NoLeases()
-            if hooks.lease_s is None
-            else LeaseKeeper(self._renew, self._reconnect, hooks.lease_s, count)
-        )
+        self._keeper: Final = LeaseKeeper(self._renew, self._reconnect, hooks.lease_s, count)
         self._owed: Final = OwedSteps(self._record_late, self._free_late, self._reconnect, count)
 
     def claim(self, request: ClaimRequest) -> Decision:

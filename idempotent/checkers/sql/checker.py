@@ -149,8 +149,6 @@ class SqlChecker(AbstractIdempotentChecker):
         return self._run(release)
 
     def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
-        if self.lease_s is None:
-            return [True] * len(claims)
         return self._run(self._keys.renew, claims, retry_locked=False)
 
     def _reconnect(self) -> None:
