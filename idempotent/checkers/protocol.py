@@ -58,10 +58,9 @@ class ClaimProtocol:
             if type(decision) is not Decision:
                 decision = _checked(decision, Decision, "_claim")
         except BaseException as error:
-            failed = self._owe_releases((request,), error)
-            if failed is error:
-                raise
-            raise failed from error
+            self._owe_releases((request,), error)
+            self._refuse_bug(error)
+            raise
         if decision.claim is not None:
             self._hold((decision.claim,), (request,))
         return decision
@@ -76,12 +75,13 @@ class ClaimProtocol:
         if self._owed.steps:
             free = [request for request in requests if self._owed.settle(request.key.hash)]
         try:
-            decisions = self._claim_each(free) if free else []
+            decisions = []
+            if free:
+                decisions = _all_checked(self.hooks._claim_many(free), Decision, "_claim_many", free)
         except BaseException as error:
-            failed = self._owe_releases(free, error)
-            if failed is error:
-                raise
-            raise failed from error
+            self._owe_releases(free, error)
+            self._refuse_bug(error)
+            raise
         self._hold([decision.claim for decision in decisions if decision.claim is not None], free)
         if free is requests:
             return decisions
@@ -96,13 +96,11 @@ class ClaimProtocol:
             self._owe_releases(requests, error)
             raise
 
-    def _owe_releases(self, requests: Iterable[ClaimRequest], error: BaseException) -> BaseException:
+    def _owe_releases(self, requests: Iterable[ClaimRequest], error: BaseException) -> None:
         """Owe the release of what may have been claimed: no handler runs for it, so it must not last.
 
         Not of a transaction's claims, which are rolled back. Nor of one with `Lapsed.ASK`: if it took the key over, its
         lease must end, so that the consumer is asked again about the run that died.
-
-        Returns the error to raise.
         """
         answered = isinstance(error, IdempotentError) and not isinstance(error, StoreUnavailableError)
         if not answered and not self.hooks.group_is_atomic:
@@ -113,9 +111,6 @@ class ClaimProtocol:
                     if request.on_lapsed is not Lapsed.ASK
                 ]
             )
-        if isinstance(error, IdempotentError) or not isinstance(error, Exception):
-            return error
-        return self._bug(error)
 
     def complete(self, claim: Claim, result: bytes | None = None) -> bool:
         """Record that the claim's effect happened; False: another owner has the key.
@@ -247,9 +242,6 @@ class ClaimProtocol:
 
     # Answers of hooks are checked: an answer of another type must not become a verdict.
 
-    def _claim_each(self, requests: Sequence[ClaimRequest]) -> list[Decision]:
-        return _all_checked(self.hooks._claim_many(requests), Decision, "_claim_many", requests)
-
     def _complete_each(self, completions: Sequence[Completion]) -> list[bool]:
         return _all_checked(self.hooks._complete_many(completions), int, "_complete_many", completions)
 
@@ -260,16 +252,17 @@ class ClaimProtocol:
         return _all_checked(self.hooks._release_many(releases), Released, "_release_many", releases)
 
     def _only_store_errors(self, hook: Callable[..., R], *arguments: Any) -> R:
-        """Call a hook. An unexpected exception becomes a StoreError: a bug in a checker must not become a verdict."""
+        """Call a hook."""
         try:
             return hook(*arguments)
-        except IdempotentError:
-            raise
         except Exception as error:
-            raise self._bug(error) from error
+            self._refuse_bug(error)
+            raise
 
-    def _bug(self, error: Exception) -> StoreError:
-        return StoreError(f"a bug in {type(self.hooks).__name__}: {described(error)}")
+    def _refuse_bug(self, error: BaseException) -> None:
+        """Raise a StoreError for an unexpected exception of a hook: a bug in a checker must not become a verdict."""
+        if isinstance(error, Exception) and not isinstance(error, IdempotentError):
+            raise StoreError(f"a bug in {type(self.hooks).__name__}: {described(error)}") from error
 
     def _recorded(self, hook: Callable[[C], R], argument: C, completions: Sequence[Completion]) -> R:
         """Call a hook that records these completions; remember them if the store did not record them."""
@@ -283,13 +276,11 @@ class ClaimProtocol:
         except Exception as error:
             if self.hooks.group_is_atomic:
                 raise  # an exception of COMMIT may be the handler's failure
-            failed = error if isinstance(error, IdempotentError) else self._bug(error)
-            if isinstance(failed, StoreError):
+            if isinstance(error, StoreError) or not isinstance(error, IdempotentError):
                 self._owed.remember(completions)
                 self._keeper.hold([completion.claim for completion in completions])
-            if failed is error:
-                raise
-            raise failed from error
+            self._refuse_bug(error)
+            raise
 
     def _record_late(self, step: Completion | Release) -> bool:
         if isinstance(step, Release):
