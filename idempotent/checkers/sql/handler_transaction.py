@@ -72,7 +72,6 @@ class HandlerTransaction:
             that was ended in a way that SQLAlchemy does not see (two more round trips).
 
     Attributes:
-        arguments: the handlers' second parameters made so far, by the type that the handler asks for.
         undone_by: the error of the driver by which the server has undone it, such as a deadlock, a full disk or a lost
             connection; None: there was none, or the transaction has recovered from it.
         doubt: why the database may have ended it without the driver's knowledge.
@@ -102,7 +101,6 @@ class HandlerTransaction:
         self._suspected = False
         self._session: Session | None = None
         self.savepoint: HandlerSavepoint | None = None
-        self.arguments: Final[dict[type, Any]] = {}
         self.undone_by: BaseException | None = None
         self.doubt = Doubt.NONE
         self.escaped: str | None = None
@@ -147,10 +145,8 @@ class HandlerTransaction:
         self.connection.raw_connection_taken = 0
 
     def argument(self, kind: type) -> Any:
-        """Its Connection or its one Session, for the handler."""
-        taken = self.connection if issubclass(kind, Connection) else self.session
-        self.arguments[kind] = taken
-        return taken
+        """Its connection or its one session, for the handler."""
+        return self.connection if issubclass(kind, Connection) else self.session
 
     @property
     def session(self) -> Session:

@@ -21,7 +21,7 @@ from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions, synchro
 from idempotent.checkers.sql.checker import SqlChecker
 from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.findings import sql_findings
-from idempotent.checkers.sql.handler_transaction import HandlerSavepoint, HandlerTransaction, State
+from idempotent.checkers.sql.handler_transaction import HandlerSavepoint, State
 from idempotent.checkers.sql.recorders import ClaimRecorder, KeyRecorder
 from idempotent.checkers.sql.runs import RETRY_S, Runs
 from idempotent.checkers.sql.sessions import Sessions
@@ -238,9 +238,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         self._transactions.sessions.check(kind)
 
     def handler_argument(self, claim: Claim, kind: type) -> Any:
-        transaction: HandlerTransaction = claim.transaction
-        known = transaction.arguments.get(kind)
-        return transaction.argument(kind) if known is None else known
+        return claim.transaction.argument(kind)
 
     @cached_property
     def _leader(self) -> SqlChecker:

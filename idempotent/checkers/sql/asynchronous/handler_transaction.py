@@ -51,14 +51,8 @@ class AsyncHandlerTransaction(HandlerTransaction):
         super().__init__(connections, dialect, sessions, strict=strict)
 
     def argument(self, kind: type) -> AsyncSession | AsyncConnection:
-        """Its AsyncConnection or its one AsyncSession, for the handler."""
-        taken = self._connection if issubclass(kind, AsyncConnection) else self.async_session
-        self.arguments[kind] = taken
-        return taken
-
-    @property
-    def async_session(self) -> AsyncSession:
-        """The AsyncSession of all its handlers, around its `session`."""
+        if issubclass(kind, AsyncConnection):
+            return self._connection
         if self._async_session is None:
             self._async_session = self._sessions.around(self.session, self._connection)
         return self._async_session
