@@ -11,7 +11,7 @@ from sqlalchemy.orm import sessionmaker
 
 from idempotent.adapters.spark.ledger.claims import Holder
 from idempotent.adapters.spark.ledger.sql_claims import ClaimTable
-from idempotent.checkers.sql.handler_transaction import HandlerTransaction
+from idempotent.checkers.sql.handler_transaction import HandlerTransaction, undone
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.errors import TransactionEscapedError
 from idempotent.stores.sql.connections import Connections
@@ -76,7 +76,7 @@ class EffectTransaction(HandlerTransaction):
         as_done = [(each, None) for each in hashes]
         if self.doubt and self._claims.finish(self.driver, holder, as_done) != set(hashes):
             if self.undone_by is not None:
-                raise self.undone()
+                raise undone(self.undone_by)
             raise TransactionEscapedError(
                 "the handler ignored an error that ended its transaction: let it pass"
             )

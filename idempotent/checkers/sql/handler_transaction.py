@@ -61,6 +61,11 @@ class Doubt(IntEnum):
     """A statement called a procedure, or may have, or a handler took the driver's connection: COMMIT may have run."""
 
 
+def undone(error: BaseException) -> DoomedTransactionError:
+    """The error to raise because the server has undone the transaction, as this error says."""
+    return DoomedTransactionError(f"the server has undone the transaction: {explained(error)}")
+
+
 class HandlerTransaction:
     """The transaction of a group's keys and its handlers' effects, open on one connection.
 
@@ -198,7 +203,7 @@ class HandlerTransaction:
         """
         is_open = self.is_open
         if self.undone_by is not None and not is_open:
-            raise self.undone()
+            raise undone(self.undone_by)
         if self.escaped:
             raise TransactionEscapedError(self.escaped)
         if not self._transaction.is_active:
@@ -211,10 +216,6 @@ class HandlerTransaction:
                 "the transaction ended while the handler ran: the handler ended it with a raw cursor, or ignored an "
                 "error after which the server refuses all statements; use session.begin_nested() for work that may fail"
             )
-
-    def undone(self) -> DoomedTransactionError:
-        """The error to raise because the server has undone the transaction."""
-        return DoomedTransactionError(f"the server has undone the transaction: {explained(self.undone_by)}")
 
     def release_guard(self) -> None:
         """With `strict`: check that the savepoint set before the handlers still exists.

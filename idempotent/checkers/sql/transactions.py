@@ -10,7 +10,13 @@ from typing import Final
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from idempotent.checkers.sql.handler_transaction import UNDONE, Doubt, HandlerTransaction, State
+from idempotent.checkers.sql.handler_transaction import (
+    UNDONE,
+    Doubt,
+    HandlerTransaction,
+    State,
+    undone,
+)
 from idempotent.checkers.sql.recorders import ClaimRecorder
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.checkers.sql.store import SqlStore
@@ -129,7 +135,10 @@ class HandlerTransactions:
             if transaction.state in (State.HANDLING, State.ENDING):
                 if isinstance(error, TransactionEscapedError):  # the next message may not find it as it was
                     transaction.close(reuse=False)
-                self._raise_undone(transaction, claims, error)
+                if not isinstance(error, DoomedTransactionError) and self.is_undone(
+                    transaction, claims, error
+                ):
+                    raise undone(error) from error
                 if self.fault(error) is None:  # perhaps that of a signal handler within the driver
                     transaction.close(reuse=False)
                 raise  # from a statement that the flush sent, or an event of the session: the handler's failure
@@ -166,7 +175,7 @@ class HandlerTransactions:
         transaction.demand_open()
         if transaction.doubt and not self._is_alive(transaction, claims):
             if transaction.undone_by is not None:
-                raise transaction.undone()
+                raise undone(transaction.undone_by)
             raise TransactionEscapedError(
                 "the database undid the transaction after a statement that failed, or in a procedure, and the handler "
                 "went on; let the exception pass, or use session.begin_nested() for work that may fail"
@@ -197,15 +206,6 @@ class HandlerTransactions:
         except Exception:  # the connection is lost, or refuses statements
             return False
 
-    def _raise_undone(
-        self, transaction: HandlerTransaction, claims: Sequence[Claim], error: Exception
-    ) -> None:
-        """Raise DoomedTransactionError if the database, not the handler, has caused an exception."""
-        if not isinstance(error, DoomedTransactionError) and self.is_undone(transaction, claims, error):
-            raise DoomedTransactionError(
-                f"the server has undone the transaction: {explained(error)}"
-            ) from error
-
     def is_undone(self, transaction: HandlerTransaction, claims: Sequence[Claim], error: Exception) -> bool:
         """Whether the server has undone the transaction, and this error says so. Its own connection decides."""
         if transaction.undone_by is None:
@@ -226,9 +226,7 @@ class HandlerTransactions:
         """
         fault = self.fault(error)
         if fault in (Fault.ABORTED, Fault.LOCKED, Fault.FULL):
-            raise DoomedTransactionError(
-                f"the server has undone the transaction: {explained(error)}"
-            ) from error
+            raise undone(error) from error
         refused = fault is Fault.REFUSED or isinstance(error, TransactionEscapedError)
         # After an exception within the driver its connection may hold an unread answer, and is not to be asked.
         asked = fault is not None or not was_sending(error)
