@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
+from idempotent.checkers.sql.watching import INFO, Watcher
 from idempotent.errors import ConfigurationError
-
-_INFO: Final = "idempotent_transaction"
-
-
-class SessionOwner(Protocol):
-    """The transaction that owns a Session."""
-
-    def refuse_elsewhere(self, connection: Connection) -> None:
-        """Raise an error if this is not the transaction's connection."""
-
-    def note_discarded(self, how: str) -> None:
-        """Note that a handler has discarded the Session's work, with `how` to do without."""
 
 
 class Sessions:
@@ -59,11 +48,11 @@ class Sessions:
             )
         raise ConfigurationError(f"a handler takes a Session or a Connection, not {kind.__name__}")
 
-    def open(self, connection: Connection, owner: SessionOwner) -> Session:
+    def open(self, connection: Connection, owner: Watcher) -> Session:
         """A Session on a connection whose transaction has begun."""
         settings = {**self._factory.kw, "bind": connection, "join_transaction_mode": "control_fully"}
         session = self._made(**settings)
-        session.info[_INFO] = owner
+        session.info[INFO] = owner
         if not session.autobegin:
             session.begin()
         if self._routes:
@@ -73,7 +62,7 @@ class Sessions:
     @staticmethod
     def close(session: Session) -> None:
         """Close a Session. It no longer belongs to a transaction."""
-        session.info.pop(_INFO, None)
+        session.info.pop(INFO, None)
         session.close()
 
 
@@ -94,7 +83,7 @@ class _TellsOfClosing(Session):
 
 
 def _note_closing(session: Session, call: str) -> None:
-    owner: SessionOwner | None = session.info.get(_INFO)
+    owner: Watcher | None = session.info.get(INFO)
     # A Session whose work was sent, or that has work to send, is in a transaction.
     if owner is not None and session.in_transaction():
         owner.note_discarded(
@@ -104,13 +93,13 @@ def _note_closing(session: Session, call: str) -> None:
 
 
 def _refuse_elsewhere(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
-    owner: SessionOwner | None = session.info.get(_INFO)
+    owner: Watcher | None = session.info.get(INFO)
     if owner is not None:
         owner.refuse_elsewhere(connection)
 
 
 def _note_rollback(session: Session, ended: SessionTransaction) -> None:
-    owner: SessionOwner | None = session.info.get(_INFO)
+    owner: Watcher | None = session.info.get(INFO)
     if owner is not None and ended.parent is None:
         owner.note_discarded(
             "the handler rolled its Session back and returned; raise an exception to roll back"

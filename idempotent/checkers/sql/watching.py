@@ -16,7 +16,8 @@ from sqlalchemy.exc import DBAPIError
 
 from idempotent.stores.sql.cursor import DriverConnection, execute
 
-_INFO: Final = "idempotent_transaction"
+INFO: Final = "idempotent_transaction"
+"""Where a connection, and a Session, has the transaction of its handler."""
 # ROLLBACK TO a savepoint does not end a transaction.
 # https://dev.mysql.com/doc/refman/8.0/en/implicit-commit.html
 _ENDS: Final = (
@@ -73,20 +74,26 @@ class Watcher(Protocol):
     def note_error(self, error: BaseException) -> None:
         """Note the driver's error of a statement."""
 
+    def refuse_elsewhere(self, connection: Connection) -> None:
+        """Raise an error if this, on which a handler's Session begins, is not the transaction's connection."""
+
+    def note_discarded(self, how: str) -> None:
+        """Note that a handler has discarded its Session's work, with `how` to do without."""
+
 
 def watch(connection: Connection, watcher: Watcher) -> None:
     """Report to `watcher` from now on."""
-    connection.info[_INFO] = watcher
+    connection.info[INFO] = watcher
 
 
 def unwatch(connection: Connection) -> None:
     """Report no more."""
-    connection.info.pop(_INFO, None)
+    connection.info.pop(INFO, None)
 
 
 def _watcher_of(connection: Connection) -> Watcher | None:
     """The watcher of a connection; None: no handler may be using it."""
-    watcher: Watcher | None = connection.info.get(_INFO)
+    watcher: Watcher | None = connection.info.get(INFO)
     return watcher
 
 
