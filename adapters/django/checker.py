@@ -16,7 +16,6 @@ from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChec
 from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.keytable import ClaimMode
 from idempotent.checkers.sql.recorders import KeyRecorder
-from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlKeyAdmin
 from idempotent.checkers.transactions import TransactionHooks, record_again, transaction_of
 from idempotent.claims import (
@@ -100,8 +99,7 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
             lock_timeout_s, "lock_timeout_s", zero=True, most_s=_LONGEST_LOCK_S
         )
         self._database: Final = Database(using)
-        durations = Durations(None, self.retention_s, self.dead_retention_s)
-        self._recorder: Final = KeyRecorder(self._store, durations, self.protocol.events.count)
+        self._recorder: Final = KeyRecorder(self._store, self.durations, self.protocol.events.count)
         # What handlers of this process run now, by the hash of the key. To change an entry of a dict is atomic.
         self._running: dict[bytes, tuple[Block, ClaimRequest]] = {}
         self._generation = generation.number

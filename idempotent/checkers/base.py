@@ -9,6 +9,7 @@ from typing import ClassVar, Final, final
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.awaiting import Awaiting, InThreads
 from idempotent.checkers.batching import Combiner
+from idempotent.checkers.durations import Durations
 from idempotent.checkers.hooks import CheckerHooks
 from idempotent.checkers.leading import Lead
 from idempotent.checkers.protocol import ClaimProtocol
@@ -37,6 +38,7 @@ class AbstractIdempotentChecker(CheckerHooks):
 
     Attributes:
         is_shared: other processes may use the same store.
+        durations: how long its claims and keys last.
         protocol: claims, completes and releases keys for consumers.
         combiner: sends the claims and completions of lone messages together; None: each by itself.
 
@@ -58,6 +60,7 @@ class AbstractIdempotentChecker(CheckerHooks):
         self.lease_s = seconds_or_none(lease_s, "lease_s")
         self.retention_s = seconds(retention_s, "retention_s")
         self.dead_retention_s = seconds_or_none(dead_retention_s, "dead_retention_s")
+        self.durations: Final = Durations(self.lease_s, self.retention_s, self.dead_retention_s)
         self.protocol: Final = ClaimProtocol(self)
         self.combiner: Final = (
             Combiner(self.protocol, one_writer=one_writer) if flag(combine, "combine") else None

@@ -25,8 +25,9 @@ from sqlalchemy.orm import Session
 from sqlalchemy.types import BigInteger
 
 from idempotent import Message
+from idempotent.checkers.durations import Durations
 from idempotent.checkers.redis.layout import Script, claim_body
-from idempotent.checkers.sql.statements import Durations, Statements
+from idempotent.checkers.sql.statements import Statements
 from idempotent.claims import ClaimRequest, KeyStatus, new_owner
 from idempotent.keys import KeySpace
 from idempotent.schema import DEFAULT_TABLE
@@ -272,8 +273,8 @@ def _together(session: Session, messages: Sequence[Message]) -> None:
 def _same_scripts(url: str, batch: int) -> Iterator[Work]:
     """The scripts of `RedisChecker` with their keys and arguments, and no result for a message."""
     store = RedisStore(open_client(url), f"{secrets.token_hex(4)}:")
-    claim = Script("claim", lease_us=LEASE_MS * 1000, retention_us=RETENTION_S * 10**6)
-    complete = Script("complete", retention_us=RETENTION_S * 10**6)
+    durations = Durations(LEASE_MS / 1000, RETENTION_S, None)
+    claim, complete = Script("claim", durations), Script("complete", durations)
     space = KeySpace(SUBJECT, "bench")
 
     def process(messages: Sequence[Message]) -> None:

@@ -22,6 +22,7 @@ from idempotent.admin import (
     measured,
 )
 from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
+from idempotent.checkers.durations import MICROSECONDS, Durations
 from idempotent.checkers.judging import known
 from idempotent.checkers.redis.findings import redis_findings
 from idempotent.checkers.redis.layout import HEAD_BYTES, Script, claim_body, key_record, release_body
@@ -33,7 +34,6 @@ from idempotent.stores.redis.scripts import RedisStore
 from idempotent.validation import text
 
 DEFAULT_PREFIX: Final = "idempotent:"
-_MICROSECONDS: Final = 1_000_000
 _TOKEN_BYTES: Final = 8
 # Asked for by `ping`; no consumer has this name.
 _PINGED: Final = KeySpace(OWN, "ping").key("ping")
@@ -100,15 +100,10 @@ class RedisChecker(AbstractIdempotentChecker):
         timeout_s = LONGEST_ANSWER_S if lease_s is None else min(LONGEST_ANSWER_S, lease_s / 3)
         self.store: Final = RedisStore(open_client(client_or_url, timeout_s), prefix)
         self._name = self.store.names.name
-        lease_us = 0 if lease_s is None else max(int(lease_s * _MICROSECONDS), 1)
-        self._retention_us = max(int(retention_s * _MICROSECONDS), 1)
-        kept = {"retention_us": self._retention_us, "dead_retention_us": 0}
-        if dead_retention_s is not None:
-            kept["dead_retention_us"] = max(int(dead_retention_s * _MICROSECONDS), 1)
-        self._claims = Script("claim", lease_us=lease_us, **kept)
-        self._completes = Script("complete", **kept)
-        self._releases = Script("release", **kept)
-        self._renews = Script("renew", lease_us=lease_us)
+        self._claims = Script("claim", self.durations)
+        self._completes = Script("complete", self.durations)
+        self._releases = Script("release", self.durations)
+        self._renews = Script("renew", self.durations)
 
     @property
     def command_options(self) -> str:
@@ -120,7 +115,7 @@ class RedisChecker(AbstractIdempotentChecker):
         return f"redis://{self.store.where.partition(' as ')[0]}/{self.store.names.prefix.decode()}"
 
     def admin(self) -> KeyAdmin:
-        return RedisKeyAdmin(self.store, self._retention_us)
+        return RedisKeyAdmin(self.store, self.durations)
 
     def ping(self) -> None:
         self.admin().get(_PINGED)
@@ -225,7 +220,7 @@ def _decision(request: ClaimRequest, answer: Any) -> Decision:
     if answer[0] == _NO_KEY:
         return _UNREADABLE
     _, fingerprint, rest_us, state = answer
-    rest_s = float("inf") if rest_us < 0 else rest_us / _MICROSECONDS
+    rest_s = float("inf") if rest_us < 0 else rest_us / MICROSECONDS
     return Decision(
         Verdict.IN_PROGRESS,
         retry_after_s=rest_s,
@@ -243,12 +238,12 @@ class RedisKeyAdmin(KeyAdmin):
 
     Args:
         store: the Redis database.
-        retention_us: how long a key resolved after its expiry is still kept, in microseconds.
+        durations: how long a key resolved after its expiry is still kept.
     """
 
-    def __init__(self, store: RedisStore, retention_us: int) -> None:
+    def __init__(self, store: RedisStore, durations: Durations) -> None:
         self._store = store
-        self._resolves = Script("resolve", retention_us=retention_us)
+        self._resolves = Script("resolve", durations)
 
     def list(self, selection: KeyFilter, *, limit: int | None = None) -> Iterator[KeyRecord]:
         return islice(filter(selection.matches, self._records(_WHOLE)), limit)

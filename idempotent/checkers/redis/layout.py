@@ -35,6 +35,7 @@ from struct import Struct
 from typing import Final
 
 from idempotent.admin import NEVER_US, KeyRecord
+from idempotent.checkers.durations import Durations
 from idempotent.checkers.judging import stored_deaths
 from idempotent.claims import NOBODY, UNKNOWN_EFFECT, Claim, ClaimRequest, Failure, KeyStatus, Lapsed
 from idempotent.errors import StoreError
@@ -144,25 +145,27 @@ class Script(Lua):
 
     Args:
         name: the file's name, without `.lua`.
-        lease_us: lease of a claim in microseconds; 0: a claim never lapses.
-        retention_us: how long a key is remembered, in microseconds.
-        dead_retention_us: how long a DEAD key is remembered, in microseconds; 0: until a person resolves it.
+        durations: how long claims and keys last; None: the script needs none of it.
     """
 
     __slots__ = ()
 
-    def __init__(
-        self, name: str, *, lease_us: int = 0, retention_us: int = 0, dead_retention_us: int = 0
-    ) -> None:
+    def __init__(self, name: str, durations: Durations | None = None) -> None:
         folder = files(__package__ or "")
         layout = (folder / "layout.lua").read_text()
         text = (folder / f"{name}.lua").read_text().replace("--#layout\n", layout)
-        # Counted from the claim, rounded up to milliseconds: no shorter than the lease or the retention.
-        remember_ms = -(-max(lease_us, retention_us) // 1000) + 1
-        # Constants are part of the text: passing one as an argument costs as much as a command.
-        constants = (
-            f"local LEASE, RETENTION, REMEMBER_MS = {lease_us}, {retention_us}, '{remember_ms}'\n"
-            f"local DEAD_RETENTION, NEVER = {dead_retention_us}, {NEVER_US}\n"
-            f"local REASON = [[{UNKNOWN_EFFECT}]]\n"
-        )
-        super().__init__(constants + text)
+        if durations is not None:
+            text = _constants(durations) + text
+        super().__init__(text)
+
+
+def _constants(durations: Durations) -> str:
+    """Constants are part of the text: passing one as an argument costs as much as a command."""
+    lease_us, retention_us = durations.lease_us or 0, durations.retention_us
+    # Counted from the claim, rounded up to milliseconds: no shorter than the lease or the retention.
+    remember_ms = -(-max(lease_us, retention_us) // 1000) + 1
+    return (
+        f"local LEASE, RETENTION, REMEMBER_MS = {lease_us}, {retention_us}, '{remember_ms}'\n"
+        f"local DEAD_RETENTION, NEVER = {durations.dead_retention_us or 0}, {NEVER_US}\n"
+        f"local REASON = [[{UNKNOWN_EFFECT}]]\n"
+    )

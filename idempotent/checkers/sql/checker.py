@@ -14,7 +14,6 @@ from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, Abstr
 from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.findings import sql_findings
 from idempotent.checkers.sql.keytable import AT_ONCE, KeyTable
-from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlKeyAdmin, SqlStore
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, Failure, Released, Verdict
 from idempotent.errors import StoreBusyError
@@ -80,11 +79,8 @@ class SqlChecker(AbstractIdempotentChecker):
 
     @cached_property
     def _keys(self) -> KeyTable:
-        durations = Durations(self.lease_s, self.retention_s, self.dead_retention_s)
-        count = self.protocol.events.count
-        return KeyTable(
-            self.store.connections.dialect, self.store.table, durations, count, waits_briefly=True
-        )
+        dialect, count = self.store.connections.dialect, self.protocol.events.count
+        return KeyTable(dialect, self.store.table, self.durations, count, waits_briefly=True)
 
     @property
     def command_options(self) -> str:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
+from idempotent.checkers.durations import MICROSECONDS, Durations
 from idempotent.checkers.judging import Change, StoredKey, judge, known, stored_deaths
 from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
-from idempotent.checkers.sql.statements import MICROSECONDS, Durations, Statements
+from idempotent.checkers.sql.statements import Statements
 from idempotent.claims import (
     NOBODY,
     UNKNOWN_EFFECT,

@@ -8,9 +8,9 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Final
 
+from idempotent.checkers.durations import Durations
 from idempotent.checkers.sql.failures import FailedAttempt, FailureTable
 from idempotent.checkers.sql.keytable import ClaimMode, KeyTable
-from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.claims import Claim, ClaimRequest, Completion, Decision, KeyStatus, Released
 from idempotent.errors import StoreBusyError, StoreError

@@ -6,15 +6,14 @@ message are parameters. Names of subqueries end in `$`, which the name of a tabl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 from idempotent.admin import NEVER_US
+from idempotent.checkers.durations import Durations
 from idempotent.claims import KeyStatus
 from idempotent.stores.sql.dialects import Conflict, SqlDialect
 
-MICROSECONDS: Final = 1_000_000
 IN_PROGRESS: Final = f"status < {KeyStatus.DONE:d}"
 _SAVED_LIMIT: Final = "idempotent.lock_timeout"
 # The statement itself restores lock_timeout, because the application may have set one for the handler's statements.
@@ -29,36 +28,6 @@ _RESTORE_LIMIT: Final = (
 )
 _BRIEF_S: Final = 1.0
 ROW: Final = "key_hash, status, owner, fence, update_at, lease_until, fingerprint, result"
-
-
-@dataclass(frozen=True, slots=True)
-class Durations:
-    """How long things last, in seconds.
-
-    Attributes:
-        lease_s: lease of a claim; None: claims never lapse.
-        retention_s: how long a key is remembered.
-        dead_retention_s: how long a DEAD key is remembered; None: until a person resolves it.
-    """
-
-    lease_s: float | None
-    retention_s: float
-    dead_retention_s: float | None
-
-    @property
-    def lease_us(self) -> int | None:
-        """The lease in microseconds."""
-        return None if self.lease_s is None else microseconds(self.lease_s)
-
-    @property
-    def retention_us(self) -> int:
-        """The retention in microseconds."""
-        return microseconds(self.retention_s)
-
-    @property
-    def dead_retention_us(self) -> int | None:
-        """The retention of a DEAD key in microseconds."""
-        return None if self.dead_retention_s is None else microseconds(self.dead_retention_s)
 
 
 def expired_keys(now: str) -> str:
@@ -295,11 +264,6 @@ def limited_update(dialect: SqlDialect, table: str, change: str, where: str, wai
     return dialect.markers(
         f"WITH c$(n) AS (SELECT {dialect.now_us}{limit}), i$ AS ({update}) {_RESTORE_LIMIT}"
     )
-
-
-def microseconds(seconds: float) -> int:
-    """A positive duration in whole microseconds."""
-    return max(int(seconds * MICROSECONDS), 1)
 
 
 def _of(keys: int, owners: int) -> str:

@@ -20,8 +20,9 @@ from idempotent.admin import (
     StoreStats,
     WaitingKeys,
 )
+from idempotent.checkers.durations import microseconds
 from idempotent.checkers.judging import stored_deaths
-from idempotent.checkers.sql.statements import IN_PROGRESS, done, expired_keys, microseconds
+from idempotent.checkers.sql.statements import IN_PROGRESS, done, expired_keys
 from idempotent.claims import NOBODY, KeyStatus
 from idempotent.keys import SHOWN, Key
 from idempotent.schema import dedup_tables, failures_name, validate_schema, validate_table_name

@@ -25,7 +25,6 @@ from idempotent.checkers.sql.handler_transaction import HandlerSavepoint, State
 from idempotent.checkers.sql.recorders import ClaimRecorder, KeyRecorder
 from idempotent.checkers.sql.runs import RETRY_S, Runs
 from idempotent.checkers.sql.sessions import Sessions
-from idempotent.checkers.sql.statements import Durations
 from idempotent.checkers.sql.store import SqlKeyAdmin, SqlStore
 from idempotent.checkers.sql.transactions import HandlerTransactions
 from idempotent.checkers.transactions import TransactionHooks, record_again
@@ -99,8 +98,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         )
         self.isolates = savepoints
         self.strict: Final = flag(strict, "strict")
-        durations = Durations(None, self.retention_s, self.dead_retention_s)
-        self._recorder = self.recorder_type(self.store, durations, self.protocol.events.count)
+        self._recorder = self.recorder_type(self.store, self.durations, self.protocol.events.count)
         self._transactions: Final = HandlerTransactions(self.store, self._recorder, sessions, strict=strict)
         self._runs: Final = Runs(self.protocol, self.store, self._recorder)
 
