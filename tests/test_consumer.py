@@ -206,7 +206,7 @@ def test_what_is_no_message_is_refused_before_anything_runs(wrong):
         with pytest.raises(TypeError, match="a consumer takes Messages"):
             use()
     assert ran.messages == []
-    assert not consumer.checker.keys.entries
+    assert not consumer.checker.entries
 
 
 def test_text_and_its_utf8_bytes_are_one_key():

@@ -110,7 +110,7 @@ def counts():
 
 def claims_in_memory():
     checker = MemoryChecker()
-    return checker.keys.lock, lambda: checker.protocol.claim(ClaimRequest(KeySpace("s", "g").key("1")))
+    return checker.lock, lambda: checker.protocol.claim(ClaimRequest(KeySpace("s", "g").key("1")))
 
 
 def starts_renewing():

@@ -139,7 +139,7 @@ def test_a_key_that_changes_meanwhile_keeps_its_letter():
 
     class Busy(MemoryChecker):
         def admin(self):
-            return Changed(self.keys)
+            return Changed(self)
 
     shop = Shop("1", checker=Busy())
     shop.deliver("1")

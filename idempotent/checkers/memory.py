@@ -69,27 +69,30 @@ class Attempts:
     expires_at: float = 0.0
 
 
-class MemoryKeys:
-    """The claim protocol in one dict under one lock: keys, and the attempts of those that failed. Thread-safe.
+# Of the checkers that were asked for their names.
+_numbers: Final = count(1)
+
+
+class MemoryBacked(AbstractIdempotentChecker):
+    """Keys, and the attempts of those that failed, in dicts under one lock; the subclass defines completion.
 
     `MemoryChecker` documents the arguments.
-
-    Raises:
-        ConfigurationError: `max_keys` is not positive.
     """
+
+    is_shared = False
 
     def __init__(
         self,
         *,
-        lease_s: float | None,
-        retention_s: float,
-        dead_retention_s: float | None,
-        max_keys: int,
-        clock: Callable[[], float],
+        lease_s: float | None = DEFAULT_LEASE_S,
+        retention_s: float = DEFAULT_RETENTION_S,
+        dead_retention_s: float | None = None,
+        max_keys: int = DEFAULT_MAX_KEYS,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._lease_s = math.inf if lease_s is None else lease_s
-        self._retention_s = retention_s
-        self._dead_retention_s = math.inf if dead_retention_s is None else dead_retention_s
+        super().__init__(lease_s=lease_s, retention_s=retention_s, dead_retention_s=dead_retention_s)
+        self._lapses_after_s = math.inf if lease_s is None else lease_s
+        self._dead_for_s = math.inf if dead_retention_s is None else dead_retention_s
         self._max_keys = whole(max_keys, "max_keys")
         self.clock: Final = function(clock, "clock", "time.time", takes=0)
         self.lock: Final = free_in_child(threading.Lock())
@@ -97,8 +100,18 @@ class MemoryKeys:
         self.attempts: Final[dict[bytes, Attempts]] = {}
         self._last_fence = 0
 
-    def claim(self, request: ClaimRequest) -> Decision:
-        """Insert a free key, or judge the stored one."""
+    @cached_property
+    def awaiting(self) -> Awaiting:
+        return InLoop(self.protocol)
+
+    @cached_property
+    def store_name(self) -> str:
+        return f"memory {next(_numbers)}"
+
+    def admin(self) -> KeyAdmin:
+        return MemoryKeyAdmin(self)
+
+    def _claim(self, request: ClaimRequest) -> Decision:
         with self.lock:
             entry = self.entries.get(request.key.hash)
             if entry is None:
@@ -117,43 +130,22 @@ class MemoryKeys:
             elif judged.change is _STORE:
                 entry.owner, entry.status = request.owner, request.status
                 entry.fence, entry.fingerprint = judged.claim.fence, request.fingerprint
-                entry.lease_until, entry.expires_at = now + self._lease_s, now + self._retention_s
+                entry.lease_until, entry.expires_at = now + self._lapses_after_s, now + self.retention_s
                 entry.update_at, entry.deaths = now, judged.claim.deaths
                 self._last_fence = max(self._last_fence, entry.fence)
             return judged.decision
 
-    def complete(self, claim: Claim, result: bytes | None) -> bool:
-        """Make an owned key DONE, and keep its result, if any."""
-        with self.lock:
-            entry = self._mine(claim)
-            if entry is None:
-                return False
-            if result is not None:
-                entry.result = result
-            self.finish(entry)
-            return True
-
     def finish(self, entry: Entry) -> None:
         """Make a key DONE. The caller holds the lock."""
         entry.update_at = now = self.clock()
-        entry.expires_at = done_expiry(entry.status, entry.expires_at, now, self._retention_s)
+        entry.expires_at = done_expiry(entry.status, entry.expires_at, now, self.retention_s)
         entry.status = _DONE
 
     def _kill(self, entry: Entry) -> None:
         entry.status, entry.update_at = KeyStatus.DEAD, self.clock()
-        entry.expires_at = entry.update_at + self._dead_retention_s
+        entry.expires_at = entry.update_at + self._dead_for_s
 
-    def forget(self, claim: Claim) -> bool:
-        """Delete an owned key and its attempts."""
-        with self.lock:
-            entry = self._mine(claim)
-            if entry is None:
-                return False
-            self._forget(entry.key.hash)
-            return True
-
-    def release(self, claim: Claim, failure: Failure | None) -> Released:
-        """Free an owned key in progress; with a failure, count an attempt, and free it after the backoff."""
+    def _release(self, claim: Claim, failure: Failure | None) -> Released:
         with self.lock:
             entry = self._mine(claim)
             if entry is None or not entry.status.in_progress:
@@ -178,19 +170,20 @@ class MemoryKeys:
         entry.update_at = self.clock()
         entry.lease_until = entry.update_at + delay_s
         # Its attempts are collected with it.
-        entry.expires_at = entry.update_at + self._retention_s
+        entry.expires_at = entry.update_at + self.retention_s
 
-    def renew(self, claim: Claim) -> bool:
-        """Extend the lease of an owned key in progress."""
+    def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
+        return [self._renew(claim) for claim in claims]
+
+    def _renew(self, claim: Claim) -> bool:
         with self.lock:
             entry = self._mine(claim)
             if entry is None or not entry.status.in_progress:
                 return False
-            entry.lease_until = self.clock() + self._lease_s
+            entry.lease_until = self.clock() + self._lapses_after_s
             return True
 
-    def collect(self, limit: int) -> int:
-        """Delete at most `limit` expired keys, and the expired attempts of deleted keys."""
+    def _garbage_collect(self, limit: int) -> int:
         with self.lock:
             now = self.clock()
             expired = [hashed for hashed, entry in self.entries.items() if _is_garbage(entry, now)]
@@ -212,10 +205,10 @@ class MemoryKeys:
             request.status,
             request.owner,
             fence,
-            now + self._lease_s,
+            now + self._lapses_after_s,
             request.fingerprint,
             now,
-            now + self._retention_s,
+            now + self.retention_s,
         )
         return Decision(_ACQUIRED, Claim(request.key, fence, request.owner))
 
@@ -244,7 +237,7 @@ class MemoryKeys:
             for hashed in self._some(gone):
                 del self.attempts[hashed]
         noted.error = error
-        noted.expires_at = self.clock() + self._retention_s
+        noted.expires_at = self.clock() + self.retention_s
         return noted
 
     def _make_room(self) -> None:
@@ -279,52 +272,52 @@ class MemoryKeyAdmin(KeyAdmin):
     """The keys in memory.
 
     Args:
-        keys: the checker's keys.
+        checker: has them.
     """
 
-    def __init__(self, keys: MemoryKeys) -> None:
-        self._keys = keys
+    def __init__(self, checker: MemoryBacked) -> None:
+        self._checker = checker
 
     def list(self, selection: KeyFilter, *, limit: int | None = None) -> Iterator[KeyRecord]:
-        with self._keys.lock:
-            hashes = sorted(self._keys.entries)
+        with self._checker.lock:
+            hashes = sorted(self._checker.entries)
         for hashed in hashes:
             if limit is not None and limit <= 0:
                 return
-            with self._keys.lock:
-                entry = self._keys.entries.get(hashed)
+            with self._checker.lock:
+                entry = self._checker.entries.get(hashed)
                 record = entry and self._record(entry)
             if record and selection.matches(record):
                 limit = None if limit is None else limit - 1
                 yield record
 
     def get(self, key: Key) -> KeyRecord | None:
-        with self._keys.lock:
-            entry = self._keys.entries.get(key.hash)
+        with self._checker.lock:
+            entry = self._checker.entries.get(key.hash)
             return self._record(entry) if entry else None
 
     def stats(self) -> builtins.list[KeyStats]:
         return counted(self.list(KeyFilter()))
 
     def reopen(self, record: KeyRecord) -> bool:
-        with self._keys.lock:
+        with self._checker.lock:
             if self._unchanged(record) is None:
                 return False
-            del self._keys.entries[record.hash]
-            self._keys.attempts.pop(record.hash, None)
+            del self._checker.entries[record.hash]
+            self._checker.attempts.pop(record.hash, None)
             return True
 
     def mark_done(self, record: KeyRecord) -> bool:
-        with self._keys.lock:
+        with self._checker.lock:
             entry = self._unchanged(record)
             if entry is None or entry.status is KeyStatus.DONE:
                 return False
-            self._keys.finish(entry)
+            self._checker.finish(entry)
             return True
 
     def _unchanged(self, seen: KeyRecord) -> Entry | None:
         """The entry, if it has not changed since and has no live lease."""
-        entry = self._keys.entries.get(seen.hash)
+        entry = self._checker.entries.get(seen.hash)
         if entry is None:
             return None
         now = self._record(entry)
@@ -334,7 +327,7 @@ class MemoryKeyAdmin(KeyAdmin):
         return entry if idle else None
 
     def _record(self, entry: Entry) -> KeyRecord:
-        noted = self._keys.attempts.get(entry.key.hash)
+        noted = self._checker.attempts.get(entry.key.hash)
         leased = entry.status.in_progress and math.isfinite(entry.lease_until)
         return KeyRecord(
             hash=entry.key.hash,
@@ -347,7 +340,7 @@ class MemoryKeyAdmin(KeyAdmin):
             attempts=noted.count if noted else 0,
             last_error=noted.error if noted else None,
             result=entry.result,
-            now_us=_microseconds(self._keys.clock()),
+            now_us=_microseconds(self._checker.clock()),
             held=entry.owner == NOBODY and entry.status.in_progress,
             deaths=entry.deaths if entry.status.in_progress else 0,
         )
@@ -355,57 +348,6 @@ class MemoryKeyAdmin(KeyAdmin):
 
 def _microseconds(seconds: float) -> int:
     return int(seconds * 1_000_000)
-
-
-# Of the checkers that were asked for their names.
-_numbers: Final = count(1)
-
-
-class MemoryBacked(AbstractIdempotentChecker):
-    """A checker over `MemoryKeys`; the subclass defines completion."""
-
-    is_shared = False
-
-    def __init__(
-        self,
-        *,
-        lease_s: float | None = DEFAULT_LEASE_S,
-        retention_s: float = DEFAULT_RETENTION_S,
-        dead_retention_s: float | None = None,
-        max_keys: int = DEFAULT_MAX_KEYS,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        super().__init__(lease_s=lease_s, retention_s=retention_s, dead_retention_s=dead_retention_s)
-        self.keys: Final = MemoryKeys(
-            lease_s=lease_s,
-            retention_s=self.retention_s,
-            dead_retention_s=dead_retention_s,
-            max_keys=max_keys,
-            clock=clock,
-        )
-
-    @cached_property
-    def awaiting(self) -> Awaiting:
-        return InLoop(self.protocol)
-
-    @cached_property
-    def store_name(self) -> str:
-        return f"memory {next(_numbers)}"
-
-    def admin(self) -> KeyAdmin:
-        return MemoryKeyAdmin(self.keys)
-
-    def _claim(self, request: ClaimRequest) -> Decision:
-        return self.keys.claim(request)
-
-    def _release(self, claim: Claim, failure: Failure | None) -> Released:
-        return self.keys.release(claim, failure)
-
-    def _renew_many(self, claims: Sequence[Claim]) -> list[bool]:
-        return [self.keys.renew(claim) for claim in claims]
-
-    def _garbage_collect(self, limit: int) -> int:
-        return self.keys.collect(limit)
 
 
 class MemoryChecker(MemoryBacked):
@@ -425,7 +367,14 @@ class MemoryChecker(MemoryBacked):
     """
 
     def _complete(self, completion: Completion) -> bool:
-        return self.keys.complete(completion.claim, completion.result)
+        with self.lock:
+            entry = self._mine(completion.claim)
+            if entry is None:
+                return False
+            if completion.result is not None:
+                entry.result = completion.result
+            self.finish(entry)
+            return True
 
 
 class AttemptChecker(MemoryBacked):
@@ -453,4 +402,9 @@ class AttemptChecker(MemoryBacked):
     remembers = Remembers.NOTHING
 
     def _complete(self, completion: Completion) -> bool:
-        return self.keys.forget(completion.claim)
+        with self.lock:
+            entry = self._mine(completion.claim)
+            if entry is None:
+                return False
+            self._forget(entry.key.hash)
+            return True

@@ -38,8 +38,8 @@ class _OneChecker:
 
     def leased(self, **options):
         made = self._store.leased(**options)
-        first = self._first.keys
-        made.keys.entries, made.keys.attempts, made.keys.lock = first.entries, first.attempts, first.lock
+        first = self._first
+        made.entries, made.attempts, made.lock = first.entries, first.attempts, first.lock
         return made
 
 

@@ -207,7 +207,7 @@ def test_partials_and_callable_objects_have_the_name_of_what_they_call() -> None
     ):
         call = idempotent(CHECKER, group=name, key="order")(function)
         assert str(call("a")).startswith("a")
-        assert [each for each in CHECKER.keys.entries.values() if f".{name}:{name}:a" in each.key.text]
+        assert [each for each in CHECKER.entries.values() if f".{name}:{name}:a" in each.key.text]
 
 
 def test_a_call_without_its_key_is_an_error_of_the_caller() -> None:

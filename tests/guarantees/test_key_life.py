@@ -76,7 +76,7 @@ class Hands:
 
     def lapse(self, key):
         if self.store.kind == "memory":
-            self.checker.keys.entries[key.hash].lease_until = 1.0
+            self.checker.entries[key.hash].lease_until = 1.0
         elif self.store.kind == "redis":
             self.checker.store.client.setrange(
                 self.checker.store.names.name(key.hash), 9, struct.pack(">Q", 1)
@@ -86,7 +86,7 @@ class Hands:
 
     def expire(self, key):
         if self.store.kind == "memory":
-            self.checker.keys.entries[key.hash].expires_at = 1.0
+            self.checker.entries[key.hash].expires_at = 1.0
         else:
             self._update(key, "expires_at")
 

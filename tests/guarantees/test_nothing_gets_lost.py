@@ -176,7 +176,7 @@ def test_failures_in_memory_are_bounded_too():
         checker.protocol.release(
             checker.protocol.claim(ClaimRequest(ORDERS.key(str(number)))).claim, Failure("no", 5)
         )
-    assert len(checker.keys.attempts) <= 10
+    assert len(checker.attempts) <= 10
 
 
 def test_a_call_that_raises_is_counted():

@@ -164,7 +164,7 @@ def test_a_renewal_that_the_store_refuses_is_no_fault_of_a_handler_either(caplog
         time.sleep(0.2)
         if answers:
             raise answers.pop()
-        return [checker.keys.renew(claim) for claim in claims]
+        return checker._renew_many(claims)
 
     keeper, before = LeaseKeeper(renew, lambda: None, 0.3, counters.add), late()
     keeper.hold([checker.protocol.claim(ClaimRequest(KEY)).claim])
@@ -182,7 +182,7 @@ def test_a_renewal_that_comes_too_late_is_counted_once():
 
     def renew(claims):
         time.sleep(slow.pop(0) if slow else 0.0)
-        return [checker.keys.renew(claim) for claim in claims]
+        return checker._renew_many(claims)
 
     with answering(checker, _renew_many=renew):
         result = consumer_of(checker, lambda _: wait(lambda: late() > before, "counted")).process(message())
@@ -197,7 +197,7 @@ def test_a_lease_that_is_renewed_in_time_is_not_counted():
 
     def renew(claims):
         renewed.append(claims)
-        return [checker.keys.renew(claim) for claim in claims]
+        return checker._renew_many(claims)
 
     with answering(checker, _renew_many=renew):
         # Started here, since a machine that is paused would be late for short leases.

@@ -70,7 +70,7 @@ def test_the_next_claim_in_this_process_does_not_wait_for_the_background():
         consumer.process(message())
         assert consumer.process(message()).outcome is Outcome.IN_PROGRESS
     assert consumer.process(message()).outcome is Outcome.FAILED
-    assert checker.keys.attempts[KEY.hash].count == 2
+    assert checker.attempts[KEY.hash].count == 2
 
 
 def test_a_release_that_comes_too_late_changes_nothing_of_the_new_owner():
@@ -82,8 +82,8 @@ def test_a_release_that_comes_too_late_changes_nothing_of_the_new_owner():
         thief = checker._claim(ClaimRequest(KEY)).claim
     checker.close()
     assert checker.protocol.unrecorded == 0
-    assert checker.keys.entries[KEY.hash].owner == thief.owner
-    assert not checker.keys.attempts
+    assert checker.entries[KEY.hash].owner == thief.owner
+    assert not checker.attempts
 
 
 def test_a_death_too_many_that_could_not_be_recorded_is_offered_again(store):
@@ -103,7 +103,7 @@ def test_a_release_that_is_retried_says_nothing_about_a_lost_effect(caplog):
     checker = MemoryChecker()
     with answering(checker, _release=unreachable):
         consumer_of(checker, fails).process(message())
-    checker.keys.entries.clear()
+    checker.entries.clear()
     checker.close()
     assert "completion_lost" not in caplog.text
 

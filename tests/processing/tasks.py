@@ -23,7 +23,7 @@ from idempotent.observe.observers import Observer
 LONGEST_S = 20.0
 
 
-class BlockingChecker(MemoryBacked):
+class BlockingChecker(MemoryChecker):
     """Its steps run beside the event loop, as those of a store that is asked over a network.
 
     Args:
@@ -57,7 +57,7 @@ class BlockingChecker(MemoryBacked):
 
     def _complete(self, completion: Completion) -> bool:
         self._wait("_complete")
-        return self.keys.complete(completion.claim, completion.result)
+        return super()._complete(completion)
 
     def _release(self, claim: Claim, failure: Failure | None) -> Released:
         self._wait("_release")

@@ -78,7 +78,7 @@ def test_one_whose_driver_swallows_the_cancellation_of_its_claim_runs_no_handler
         await checker.reached.wait()
         await cancelled(task)
         assert not entered.names
-        assert checker.keys.entries == {}
+        assert checker.entries == {}
 
     run(main)
 

@@ -6,10 +6,9 @@ import pytest
 
 from idempotent import Message, Registry
 from idempotent.checkers import MemoryChecker, SqlChecker, TransactionalSqlChecker
-from idempotent.checkers.memory import MemoryKeys
 from idempotent.stores.sql import cursor
 
-MEMORY = (MemoryKeys.claim, MemoryKeys.complete)
+MEMORY = (MemoryChecker._claim, MemoryChecker._complete)
 STATEMENTS = (cursor.execute, cursor.insert_id, cursor.query)
 
 
@@ -40,8 +39,8 @@ def frames_to_the_store(checker, functions) -> list[int]:
     return found
 
 
-def test_memory_is_five_frames_away_and_its_completion_six():
-    assert frames_to_the_store(MemoryChecker(), MEMORY) == [5, 6]
+def test_memory_is_four_frames_away_and_its_completion_five():
+    assert frames_to_the_store(MemoryChecker(), MEMORY) == [4, 5]
 
 
 @pytest.mark.parametrize(("kind", "claim", "most"), [(SqlChecker, 9, 11), (TransactionalSqlChecker, 12, 14)])

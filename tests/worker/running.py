@@ -92,7 +92,7 @@ async def eventually(condition: Callable[[], object]) -> None:
 
 
 def assert_nothing_is_left(checker: MemoryChecker) -> None:
-    assert not [entry for entry in checker.keys.entries.values() if entry.status.in_progress]
+    assert not [entry for entry in checker.entries.values() if entry.status.in_progress]
     names = ("idempotent-loop", "idempotent-handler", "idempotent-worker")
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(names)]
 

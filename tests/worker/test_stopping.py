@@ -116,8 +116,8 @@ def test_an_exit_inside_a_handler_stops_the_worker_and_its_message_comes_again(
     with broker._changed:
         assert broker._queues[SUBJECT].unsettled == 0
     assert broker.backlog(SUBJECT) >= 80
-    assert not [entry for entry in checker.keys.entries.values() if entry.status.in_progress]
-    assert not checker.keys.attempts
+    assert not [entry for entry in checker.entries.values() if entry.status.in_progress]
+    assert not checker.attempts
 
 
 def test_a_crash_of_the_adapter_stops_the_worker_but_not_before_the_handlers_are_done(

@@ -114,4 +114,4 @@ def test_a_failed_release_is_recorded_while_the_worker_drains(
     record = checker.admin().get(KEY)
     assert record is not None
     assert record.held, "nobody has the key"
-    assert checker.keys.attempts[KEY.hash].count == 1
+    assert checker.attempts[KEY.hash].count == 1

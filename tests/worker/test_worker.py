@@ -190,7 +190,7 @@ def test_expired_keys_are_collected_now_and_then_and_a_failure_is_only_logged(
     running = Running(worker)
     until(lambda: broker.backlog(SUBJECT) == 0)
     now[0] += 11.0
-    until(lambda: not [e for e in checker.keys.entries.values() if e.expires_at < now[0]])
+    until(lambda: not [e for e in checker.entries.values() if e.expires_at < now[0]])
     until(lambda: "gc_failed" in events(caplog))
     worker.stop()
     running.join()

@@ -22,7 +22,7 @@ def test_what_is_done_runs_again():
     handle = consumer(runs.append, checker := AttemptChecker())
     assert [handle.process(message()).outcome for _ in range(3)] == [Outcome.PROCESSED] * 3
     assert len(runs) == 3
-    assert not checker.keys.entries
+    assert not checker.entries
 
 
 def test_messages_are_known_by_their_position_in_a_group_too():
@@ -44,7 +44,7 @@ def test_attempts_are_counted_until_it_is_done_or_dead():
     outcomes = [handle.process(message()).outcome for _ in range(7)]
     failed, dead = Outcome.FAILED, Outcome.DEAD
     assert outcomes == [failed, failed, Outcome.PROCESSED, failed, failed, dead, dead]
-    assert len(checker.keys.entries) == 1
+    assert len(checker.entries) == 1
 
 
 def test_one_message_does_not_run_twice_at_once():

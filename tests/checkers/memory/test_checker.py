@@ -25,7 +25,7 @@ def test_a_full_one_forgets_its_oldest_hundredth_and_knows_the_others():
     for number in range(MOST + 1):
         consumer(order(number))
     # At once: to look for the oldest one at a time took longer with every key before it.
-    assert len(checker.keys.entries) == MOST - MOST // 100 + 1
+    assert len(checker.entries) == MOST - MOST // 100 + 1
     assert consumer(order(MOST // 100)).outcome is Outcome.DUPLICATE
     assert consumer(order(MOST // 100 - 1)).outcome is Outcome.PROCESSED
 
@@ -54,5 +54,5 @@ def test_a_group_that_does_not_fit_leaves_no_key_claimed():
     results = consumer.process_many([order(number) for number in range(5)])
     assert [result.outcome for result in results] == [Outcome.UNAVAILABLE] * 5
     assert "raise max_keys" in str(results[0].error)
-    assert list(checker.keys.entries) == [held.key.hash]
+    assert list(checker.entries) == [held.key.hash]
     assert [each.outcome for each in consumer.process_many([order(1), order(2)])] == [Outcome.PROCESSED] * 2

@@ -100,7 +100,7 @@ def test_handlers_that_run_finish_and_all_else_waits_in_the_broker(
     summary = running.join().summary
     assert Counter(gate.began) == Counter(map(str, range(50)))
     assert summary[Outcome.PROCESSED] == summary.settled == 150
-    assert not checker.keys.attempts, "nothing is counted as an attempt"
+    assert not checker.attempts, "nothing is counted as an attempt"
     (said,) = logged(caplog, "consumer_paused")
     assert (said.consumer, said.by, said.note) == (NAME, "anna", "OPS-12")
     (said,) = logged(caplog, "consumer_resumed")
@@ -154,7 +154,7 @@ def test_a_store_that_is_away_neither_ends_a_pause_nor_begins_one(
 def pause_while_down(checker: Switched) -> None:
     """As somebody does for whom the store is there."""
     there = MemoryChecker()
-    there.keys.entries, there.keys.attempts = checker.keys.entries, checker.keys.attempts
+    there.entries, there.attempts = checker.entries, checker.attempts
     pause(there)
 
 

@@ -76,7 +76,7 @@ def test_what_runs_at_the_end_of_the_drain_is_cancelled_freed_and_requeued(
     assert cancelled == begun
     assert broker.backlog(SUBJECT) == 100
     assert broker._queues[SUBJECT].unsettled == 0
-    assert not checker.keys.attempts
+    assert not checker.attempts
     assert_nothing_is_left(checker)
     (said,) = [vars(record) for record in logged(caplog, "drain_timed_out")]
     assert said["running"] == len(begun)
@@ -200,7 +200,7 @@ def test_an_exit_inside_a_handler_stops_the_worker_and_its_message_comes_again(
         assert "requeue 3" in adapter.events
     assert broker._queues[SUBJECT].unsettled == 0
     assert broker.backlog(SUBJECT) >= 80
-    assert not checker.keys.attempts
+    assert not checker.attempts
     assert_nothing_is_left(checker)
     kept.clear()
 
