@@ -9,8 +9,9 @@ from typing import Any, Final
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from idempotent.adapters.base import Adapter
 from idempotent.admin import Pause
@@ -19,7 +20,7 @@ from idempotent.console.audit import Audit
 from idempotent.console.consumer_pages import ConsumerPages
 from idempotent.console.desks import BusyError, ChangedError, Desk
 from idempotent.console.guard import Access, Guard, Sessions, cookie_of, is_name
-from idempotent.console.pages import Address, Pages, oldest, redirect, static
+from idempotent.console.pages import Pages, redirect
 from idempotent.console.stores import ConsoleStore
 from idempotent.errors import ConfigurationError, IdempotentError, SchemaError, StoreError, described, mask
 from idempotent.logs import EventLog
@@ -68,31 +69,29 @@ class Console:
             self._desks[consumer.name] = Desk(consumer.name, consumer.name, store, consumer, adapter, idle_s)
         if checker is not None:
             self._store(checker)
-        self._pages = Pages(access=access, counts=_counts)
-        routes: list[Address] = [
-            ("/", self._overview, "GET"),
-            ("/live", self._live, "GET"),
-            ("/login", self._login, "GET"),
-            ("/login", self._login, "POST"),
-            ("/logout", self._logout, "POST"),
-            ("/audit", self._audited, "GET"),
-            ("/outbox", self._outbox, "GET"),
-            ("/outbox/retry", self._retry, "POST"),
-            ("/static/{name}", static, "GET"),
-            *ConsumerPages(self._pages, self._audit, self._desk).routes,
-        ]
+        self._pages = Pages(access)
         inner = Starlette(
-            routes=[Route(path, page, methods=[method]) for path, page, method in routes],
+            routes=[
+                Route("/", self._overview),
+                Route("/login", self._login, methods=["GET", "POST"]),
+                Route("/logout", self._logout, methods=["POST"]),
+                Route("/audit", self._audited),
+                Route("/outbox", self._outbox),
+                Route("/outbox/retry", self._retry, methods=["POST"]),
+                Mount("/static", StaticFiles(packages=[("idempotent.console", "static")])),
+                *ConsumerPages(self._pages, self._audit, self._desk).routes,
+            ],
             exception_handlers=dict.fromkeys((IdempotentError, HTTPException, Exception), self._failed),
         )
-        self.app: Final = Guard(inner, access, self._sessions, self._refused)
+        self.app: Final = Guard(inner, access, self._sessions, self._failed)
 
     def close(self) -> None:
         """Let what is being done stop after the letter that it is at, and end. The checkers stay open."""
         until = time.monotonic() + _END_S
-        while (busy := [desk.job for desk in self._all_desks() if desk.is_busy]) and time.monotonic() < until:
+        while (
+            busy := [*filter(None, (desk.busy for desk in self._all_desks()))]
+        ) and time.monotonic() < until:
             for job in busy:
-                assert job is not None
                 job.stop.set()
                 job.ended.wait(_LOOK_S)
         for store in self._stores:
@@ -108,20 +107,6 @@ class Console:
             theirs = {desk.name: desk.id for desk in desks if desk.store is store}
             pauses |= {theirs[name]: pause for name, pause in store.pauses(theirs).items()}
         return self._pages.show(request, "overview.html", desks=desks, stores=self._stores, pauses=pauses)
-
-    def _live(self, _: Request) -> Response:
-        """The numbers of the pages, by the `data-live` of their elements."""
-        numbers: dict[str, str | bool] = {}
-        for desk in self._all_desks():
-            numbers |= {f"{name}:{desk.id}": f"{number:,}" for name, number in _counts(desk).items()}
-            numbers[f"busy:{desk.id}"] = desk.is_busy
-            numbers[f"now:{desk.id}"], numbers[f"job:{desk.id}"] = desk.doing, desk.doing or desk.done
-        for at, store in enumerate(self._stores):
-            counted = store.counted(0)
-            if counted is not None and (outbox := counted.outbox) is not None:
-                numbers[f"waiting:{at}"], numbers[f"held:{at}"] = f"{outbox.waiting:,}", f"{outbox.held:,}"
-                numbers[f"oldest:{at}"] = oldest(outbox)
-        return JSONResponse(numbers)
 
     def _login(self, request: Request) -> Response:
         """Ask for a token and a name. The token in the address fills its field; it logs nobody in."""
@@ -181,10 +166,6 @@ class Console:
             end(f"{count(lanes, 'refused message')} will be tried again, {freed:,} freed")
         return redirect("/outbox", store=at)
 
-    def _refused(self, status: int, why: str) -> Response:
-        """A page for a request that the guard does not let through."""
-        return self._pages.page("error.html", status, session=None, why=why, status=status)
-
     def _failed(self, request: Request, error: Exception) -> Response:
         """A page for an error. What is no fault of the console's has its own words."""
         status, why = 500, "The console failed; its log says more."
@@ -232,18 +213,10 @@ class Console:
             raise HTTPException(404, "There is no such consumer.")
         return self._desks[name]
 
-    def _store_of(self, given: Any) -> tuple[int, ConsoleStore]:
-        """The store with an outbox that an address or a form names, by its number."""
+    def _store_of(self, given: Any) -> tuple[str, ConsoleStore]:
+        """The number of the store that an address or a form names, and the store, if it may have an outbox."""
         number = given.get("store", "")
-        if not (number.isascii() and number.isdigit() and int(number[:9]) < len(self._stores)):
-            raise HTTPException(404, "There is no such store.")
-        store = self._stores[int(number[:9])]
-        if store.outbox is None:
-            raise HTTPException(404, "This store has no outbox.")
-        return int(number[:9]), store
-
-
-def _counts(desk: Desk) -> dict[str, int]:
-    """How many keys of a consumer are dead, in progress and lapsed; nothing while that is not known."""
-    counted = None if desk.store is None else desk.store.counted(0)
-    return {} if counted is None or counted.error else counted.of(desk.name)
+        store = {str(at): store for at, store in enumerate(self._stores)}.get(number)
+        if store is None or store.outbox is None:
+            raise HTTPException(404, "There is no such store, or it has no outbox.")
+        return number, store

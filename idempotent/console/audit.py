@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -52,7 +51,7 @@ class Audit:
         self._lock = free_in_child(threading.Lock())
         self._lines: deque[bytes] = deque(maxlen=2 * _KEPT)
         try:
-            self._add(b"")
+            self._add(None)
         except AuditError as error:
             raise ConfigurationError(str(error)) from error
 
@@ -72,22 +71,33 @@ class Audit:
         Raises:
             AuditError: the file cannot be written.
         """
-        entry = {
-            "id": uuid4().hex,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        about = {
+            "consumer": consumer,
             "who": who,
             "action": action,
-            "consumer": consumer,
             "what": [str(each)[:300] for each in what[:_NAMED]],
             "count": len(what),
             "note": note,
+        }
+        begun = {
+            "id": uuid4().hex,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            **about,
             "result": None,
         }
-        self._add(json.dumps(entry).encode() + b"\n")
+
+        def end(result: str) -> None:
+            log.warning("console_action", extra={**about, "result": result})
+            try:
+                self._add({**begun, "result": result})
+            except AuditError as error:
+                log.error("console_audit_failed", extra={"error": str(error)})  # noqa: TRY400 - its cause is in its text
+
+        self._add(begun)
         try:
-            yield partial(self._end, entry)
+            yield end
         except IdempotentError as error:
-            self._end(entry, mask(str(error)))
+            end(mask(str(error)))
             raise
 
     def latest(self) -> list[dict[str, Any]]:
@@ -105,24 +115,9 @@ class Audit:
                 continue  # the first line may be the end of one
         return [*reversed(found.values())][:_KEPT]
 
-    def _end(self, entry: dict[str, Any], result: str) -> None:
-        entry = {**entry, "result": result}
-        extra = {
-            "consumer": entry["consumer"],
-            "who": entry["who"],
-            "action": entry["action"],
-            "what": entry["what"],
-            "count": entry["count"],
-            "note": entry["note"],
-            "result": result,
-        }
-        log.warning("console_action", extra=extra)
-        try:
-            self._add(json.dumps(entry).encode() + b"\n")
-        except AuditError as error:
-            log.error("console_audit_failed", extra={"error": str(error)})  # noqa: TRY400 - its cause is in its text
-
-    def _add(self, line: bytes) -> None:
+    def _add(self, entry: dict[str, Any] | None) -> None:
+        """Add a line; None: only see whether one can be added."""
+        line = b"" if entry is None else json.dumps(entry).encode() + b"\n"
         if self.path is None:
             with self._lock:
                 self._lines.append(line)

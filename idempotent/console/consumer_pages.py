@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from idempotent.admin import KeyFilter, KeyRecord
 from idempotent.console.audit import Audit
@@ -20,17 +21,15 @@ from idempotent.console.desks import (
     Desk,
     Item,
     Proposal,
-    Snapshot,
     key_item,
     name_of,
 )
-from idempotent.console.pages import Address, Pages, readable, redirect
+from idempotent.console.pages import Pages, readable, redirect
 from idempotent.errors import ConfigurationError, StoreError, mask
 from idempotent.keys import Key, key_from_text
 from idempotent.redrive import LEAST_RATE
 from idempotent.validation import number
 from idempotent.views import keys as key_view
-from idempotent.views.letters import in_full
 
 PAGE: Final = 100
 _NOTE_LENGTH: Final = 1000
@@ -53,20 +52,20 @@ class ConsumerPages:
         self._desk = find
 
     @property
-    def routes(self) -> list[Address]:
+    def routes(self) -> list[Route]:
         """The addresses."""
         return [
-            ("/consumer", self._consumer, "GET"),
-            ("/group", self._group, "GET"),
-            ("/item", self._item, "GET"),
-            ("/proposal", self._proposal, "GET"),
-            ("/read", self._read, "POST"),
-            ("/body", self._body, "POST"),
-            ("/stop", self._stop, "POST"),
-            ("/propose", self._propose, "POST"),
-            ("/confirm", self._confirm, "POST"),
-            ("/pause", self._pause, "POST"),
-            ("/resume", self._pause, "POST"),
+            Route("/consumer", self._consumer),
+            Route("/group", self._group),
+            Route("/item", self._item),
+            Route("/proposal", self._proposal),
+            Route("/read", self._read, methods=["POST"]),
+            Route("/body", self._body, methods=["POST"]),
+            Route("/stop", self._stop, methods=["POST"]),
+            Route("/propose", self._propose, methods=["POST"]),
+            Route("/confirm", self._confirm, methods=["POST"]),
+            Route("/pause", self._pause, methods=["POST"]),
+            Route("/resume", self._pause, methods=["POST"]),
         ]
 
     def _consumer(self, request: Request) -> Response:
@@ -81,10 +80,12 @@ class ConsumerPages:
         """The members of a group of errors, or the lapsed claims, a page at a time."""
         query = request.query_params
         desk, kind, error = self._desk(query), query.get("kind", "letters"), query.get("error")
-        snapshot = _snapshot(desk)
+        snapshot = desk.snapshot
+        if snapshot is None:
+            raise ChangedError("The letters have not been read yet.")
         if kind not in _ACTIONS:
             raise HTTPException(404)
-        found = [each for each in snapshot.of(kind) if error is None or each.error == error]
+        found = [each for each in snapshot.of[kind] if error is None or each.error == error]
         names = [*map(name_of, found)]
         start = bisect_right(names, (query.get("after", ""), query.get("id", "")))
         # Copies of a letter have one place: they stay together.
@@ -109,12 +110,18 @@ class ConsumerPages:
         return self._one(request, desk, kind, name, _found(desk, kind, name))
 
     def _one(
-        self, request: Request, desk: Desk, kind: str, name: str, found: Item | None, **more: Any
+        self,
+        request: Request,
+        desk: Desk,
+        kind: str,
+        name: str,
+        found: Item | None,
+        body: Mapping[str, Any] | None = None,
     ) -> Response:
         if kind == "letters" and found is None:
             raise ChangedError("This letter is not among those that were read last.")
-        letter, error, record = None if found is None else found.letter, "", None
-        key = _key(desk, name) if letter is None else letter.key
+        error, record = "", None
+        key = _key(desk, name) if found is None else found.key
         if key is not None:
             try:
                 record = _record(desk, key)
@@ -127,12 +134,11 @@ class ConsumerPages:
             kind=kind,
             id=name,
             item=found,
-            letter=None if letter is None else in_full(letter),
             record=record,
             values=None if record is None else key_view.in_full(record),
             store_error=error,
             is_changed=not error and found is not None and found.state != (record and record.state),
-            **{"body": None, **more},
+            body=body,
         )
 
     def _proposal(self, request: Request) -> Response:
@@ -163,9 +169,9 @@ class ConsumerPages:
 
     def _stop(self, request: Request) -> Response:
         desk = self._desk(request.state.form)
-        if desk.job is not None and desk.is_busy:
-            with self._noted(request, "stop", desk, [desk.job.words]) as end:
-                desk.job.stop.set()
+        if job := desk.busy:
+            with self._noted(request, "stop", desk, [job.words]) as end:
+                job.stop.set()
                 end("asked to stop")
         return redirect("/consumer", desk=desk.id)
 
@@ -179,7 +185,7 @@ class ConsumerPages:
         if snapshot is None:
             items = _as_seen(desk, fields["seen"])
         else:
-            items = _chosen(snapshot.of(kind), form, fields.get("id", []))
+            items = _chosen(snapshot.of[kind], form, fields.get("id", []))
         if not items:
             raise ChangedError("Nothing was chosen, or all of it has changed since it was shown. Look again.")
         return redirect("/proposal", desk=desk.id, id=desk.propose(action, items, snapshot).id)
@@ -194,7 +200,7 @@ class ConsumerPages:
             options["canary"] = math.ceil(canary)
         if proposal.action != "redrive" and not note:
             raise HTTPException(400, "Write a note that says why. Go back.")
-        if desk.is_busy:
+        if desk.busy:
             raise BusyError
         labels = [each.label for each in proposal.items]
         with self._noted(request, proposal.action, desk, labels, note) as end:
@@ -222,17 +228,11 @@ class ConsumerPages:
         return self._audit.noted(request.state.session.user, action, desk.name, what, note)
 
 
-def _snapshot(desk: Desk) -> Snapshot:
-    if desk.snapshot is None:
-        raise ChangedError("The letters have not been read yet.")
-    return desk.snapshot
-
-
 def _found(desk: Desk, kind: str, name: str) -> Item | None:
     """A letter or key of the last reading, by its id."""
     if desk.snapshot is None or kind not in _ACTIONS:
         return None
-    return next((each for each in desk.snapshot.of(kind) if each.id == name), None)
+    return next((each for each in desk.snapshot.of[kind] if each.id == name), None)
 
 
 def _chosen(shown: Sequence[Item], form: dict[str, str], ids: Sequence[str]) -> list[Item]:

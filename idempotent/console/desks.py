@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -23,12 +23,12 @@ from idempotent.console.stores import ConsoleStore
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, IdempotentError, described, mask
 from idempotent.forks import free_in_child
+from idempotent.keys import Key, key_from_text
 from idempotent.logs import EventLog
-from idempotent.message import received_message
 from idempotent.redrive import ALL, Letter, LetterFilter, Redriven, drop, error_group, letters, redrive
 from idempotent.values import value
-from idempotent.views.keys import span
-from idempotent.views.letters import ErrorGroup, by_error, changed_meanwhile, why_left, why_stopped
+from idempotent.views.keys import numbers, span
+from idempotent.views.letters import changed_meanwhile, in_full, why_left, why_stopped
 from idempotent.views.text import count
 
 log = EventLog(__name__)
@@ -62,8 +62,8 @@ class Item:
         error: the group of its reason.
         reason: why it is dead.
         record: its key; None: it is not stored.
-        letter: the letter, without its body; None: a key alone.
-        body_bytes: how long the body of the letter is; None: it has none.
+        key: its key, also one that is not stored; None: it has none.
+        letter: all about the letter but its body, of `in_full`; None: a key alone.
     """
 
     id: str
@@ -71,8 +71,8 @@ class Item:
     error: str
     reason: str
     record: KeyRecord | None
-    letter: Letter | None = None
-    body_bytes: int | None = None
+    key: Key | None
+    letter: Mapping[str, Any] | None = None
 
     @property
     def dead(self) -> KeyRecord | None:
@@ -91,29 +91,16 @@ class Snapshot:
 
     Attributes:
         id: differs from reading to reading.
-        letters: its dead letters, in the order of their names.
-        keys: its dead keys that have none of these letters, likewise.
-        lapsed: its keys in progress whose lease has ended, likewise.
-        all_letters: whether there are no more letters, as far as the broker says.
-        all_keys: whether there are no more dead keys.
+        of: its dead `letters`, its dead `keys` that have none of these letters, and its keys in progress whose lease
+            has ended, `lapsed`; each in the order of their names.
+        cut: of which of these there are more.
         at: when it was read, on the clock of `time.monotonic`.
     """
 
     id: str
-    letters: Sequence[Item]
-    keys: Sequence[Item]
-    lapsed: Sequence[Item]
-    all_letters: bool
-    all_keys: bool
+    of: Mapping[str, Sequence[Item]]
+    cut: frozenset[str]
     at: float
-
-    def of(self, kind: str) -> Sequence[Item]:
-        """The `letters`, `keys` or `lapsed`."""
-        return {"letters": self.letters, "keys": self.keys, "lapsed": self.lapsed}[kind]
-
-    def groups(self, kind: str) -> list[ErrorGroup[Item]]:
-        """The same in groups by their errors."""
-        return by_error(self.of(kind))
 
     @property
     def age_s(self) -> int:
@@ -140,6 +127,14 @@ class Job:
     ended_at: float = 0.0
     ended: threading.Event = field(default_factory=threading.Event)
     stop: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def said(self) -> str:
+        """What is being done, or what came of it and how long ago that was; "": nothing worth a word."""
+        if not self.ended.is_set():
+            return f"{self.words}: {self.progress:,} so far"
+        ago = span(int((time.monotonic() - self.ended_at) * 1_000_000))
+        return self.result and f"{self.result} ({ago} ago)"
 
     def seen(self, number: int) -> None:
         """Note the progress. Raises _StoppedError: it shall stop."""
@@ -219,24 +214,15 @@ class Desk:
         return self._snapshots[-1] if self._snapshots else None
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a job is under way."""
-        return self.job is not None and not self.job.ended.is_set()
+    def busy(self) -> Job | None:
+        """The job that is under way; None: there is none."""
+        return None if self.job is None or self.job.ended.is_set() else self.job
 
     @property
-    def doing(self) -> str:
-        """What is being done now; "": nothing."""
-        return (
-            f"{self.job.words}: {self.job.progress:,} so far" if self.job is not None and self.is_busy else ""
-        )
-
-    @property
-    def done(self) -> str:
-        """What came of what was done last, and how long ago that was."""
-        if self.job is None or not self.job.result:
-            return ""
-        ago = span(int((time.monotonic() - self.job.ended_at) * 1_000_000))
-        return f"{self.job.result} ({ago} ago)"
+    def counts(self) -> dict[str, int]:
+        """How many of its keys are dead, in progress and lapsed; nothing while that is not known."""
+        counted = None if self.store is None else self.store.counted(0)
+        return {} if counted is None or counted.error else numbers(counted.keys, self.name)
 
     def start(
         self, words: str, work: Callable[[Job], str], on_end: Callable[[str], None] | None = None
@@ -252,7 +238,7 @@ class Desk:
             BusyError: another one is under way.
         """
         with self._lock:
-            if self.is_busy:
+            if self.busy:
                 raise BusyError
             self.job = job = Job(words)
         thread = threading.Thread(target=self._run, args=(job, work, on_end), name="idempotent-console")
@@ -293,18 +279,17 @@ class Desk:
     def _read(self, job: Job) -> str:
         found: list[Item] = []
         if self._source is not None:
-            read = letters(*self._open(), idle_s=self._idle_s, on_letter=job.seen)
-            found = [_item(each) for each in read]  # without their bodies
+            found = [_item(each) for each in letters(*self._open(), idle_s=self._idle_s, on_letter=job.seen)]
         dead, lapsed = self._keys(MOST + 1, KeyStatus.DEAD), self._keys(_MOST_LAPSED)
-        with_letter = {each.record.hash for each in found if each.record is not None}
+        with_letter = {each.record.hash.hex() for each in found if each.record is not None}
+        without = [each for each in dead[:MOST] if each.id not in with_letter]
+        of = {"letters": found, "keys": without, "lapsed": lapsed}
+        cut = {"letters": len(found) >= MOST, "keys": len(dead) > MOST}
         read_now = Snapshot(
             uuid4().hex,
-            sorted(found, key=name_of),
-            sorted((each for each in dead[:MOST] if bytes.fromhex(each.id) not in with_letter), key=name_of),
-            sorted(lapsed, key=name_of),
-            all_letters=len(found) < MOST,
-            all_keys=len(dead) <= MOST,
-            at=time.monotonic(),
+            {kind: sorted(items, key=name_of) for kind, items in of.items()},
+            frozenset(kind for kind, is_cut in cut.items() if is_cut),
+            time.monotonic(),
         )
         self._snapshots.append(read_now)
         return ""
@@ -352,7 +337,7 @@ class Desk:
         Raises:
             BusyError: something is under way.
         """
-        is_all = snapshot is not None and len(items) == len(snapshot.letters)
+        is_all = snapshot is not None and len(items) == len(snapshot.of["letters"])
         made = Proposal(uuid4().hex, action, items, is_all)
         if action == "redrive":
 
@@ -437,31 +422,14 @@ class Desk:
 def key_item(consumer: str, record: KeyRecord) -> Item:
     """A key as an item."""
     reason = record.last_error or ""
-    return Item(record.hash.hex(), record.text, error_group(consumer, reason), reason, record)
+    name = record.hash.hex()
+    return Item(name, record.text, error_group(consumer, reason), reason, record, key_from_text(name))
 
 
 def _item(letter: Letter) -> Item:
-    message = letter.message
-    size = None if message.body is None else len(message.body)
-    light = received_message(
-        message.subject,
-        b"",
-        message.id,
-        dict(message.headers),
-        redelivered=False,
-        position=None,
-        raw=None,
-        key=message.key,
-        timestamp=message.timestamp,
-    )
+    """A letter as an item, without its body."""
     return Item(
-        letter.place,
-        letter.label,
-        letter.error,
-        letter.reason,
-        letter.record,
-        replace(letter, message=light),
-        size,
+        letter.place, letter.label, letter.error, letter.reason, letter.record, letter.key, in_full(letter)
     )
 
 

@@ -7,12 +7,13 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -72,7 +73,9 @@ class Access:
     def __post_init__(self) -> None:
         """Check what does not go together."""
         if (self.token is None) == (self.user_header is None):
-            raise ConfigurationError("the console needs a token, or the header of a reverse proxy, not both")
+            raise ConfigurationError(
+                "the console needs a token, or --user-header, not both: who logs people in, it or a reverse proxy?"
+            )
         if self.token is not None and len(self.token) < _MIN_TOKEN:
             raise ConfigurationError(
                 f"the token of the console has {len(self.token)} characters; at least {_MIN_TOKEN} are safe: "
@@ -195,16 +198,20 @@ class Guard:
         app: the pages.
         access: who may use them.
         sessions: who has logged in.
-        refuse: makes the page that says why not.
+        failed: makes the page that says why not.
     """
 
     def __init__(
-        self, app: ASGIApp, access: Access, sessions: Sessions, refuse: Callable[[int, str], Response]
+        self,
+        app: ASGIApp,
+        access: Access,
+        sessions: Sessions,
+        failed: Callable[[Request, HTTPException], Response],
     ) -> None:
         self._app = app
         self._access = access
         self._sessions = sessions
-        self._refuse = refuse
+        self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or let the pages do so."""
@@ -212,70 +219,83 @@ class Guard:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        cookies: list[str] = []
 
         async def protected(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(raw=message["headers"])
                 headers.update(_HEADERS)
-                for cookie in cookies:
-                    headers.append("set-cookie", cookie)
+                if (made := getattr(request.state, "made", None)) is not None:
+                    headers.append("set-cookie", cookie_of(self._access, made))
             await send(message)
 
-        refused = await self._refusal(request, cookies)
-        await (refused or self._app)(scope, receive, protected)
+        try:
+            answer = await self._answer(request)
+        except HTTPException as error:
+            answer = self._failed(request, error)
+        await answer(scope, receive, protected)
 
-    async def _refusal(self, request: Request, cookies: list[str]) -> Response | None:
-        """Why the request is not let through; None: it is."""
-        access, path, headers = self._access, request.url.path, request.headers
-        if [each.lower() for each in headers.getlist("host")] not in [[host] for host in access.hosts]:
-            return self._refuse(
+    async def _answer(self, request: Request) -> ASGIApp:
+        """What answers: the pages, or the way to the login. Raises HTTPException: the request is refused."""
+        self._demand_own(request)
+        request.state.session = session = self._session(request)
+        is_post = request.method == "POST"
+        if session is None and request.url.path not in _OPEN:
+            if is_post:
+                raise HTTPException(401, "Log in first.")
+            return RedirectResponse("/login", 303)
+        if is_post:
+            await self._read_form(request, session)
+        return self._app
+
+    def _demand_own(self, request: Request) -> None:
+        """Refuse a name of another site that points here, and a form of another site."""
+        headers = request.headers
+        if [each.lower() for each in headers.getlist("host")] not in [[host] for host in self._access.hosts]:
+            raise HTTPException(
                 421, "This is not an address of the console. If it is, start it with --public-url."
             )
         if request.method not in ("GET", "HEAD", "POST"):
-            return self._refuse(405, "Only GET and POST.")
-        is_post = request.method == "POST"
-        if is_post and not _is_own(headers, access.origins):
-            return self._refuse(403, "The request came from another site.")
-        session = self._sessions.find(request.cookies.get(access.cookie))
-        if access.user_header is not None:
-            users = headers.getlist(access.user_header)
+            raise HTTPException(405, "Only GET and POST.")
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+        is_own = site in (None, "same-origin") and (origin is None or origin.lower() in self._access.origins)
+        if request.method == "POST" and not is_own:
+            raise HTTPException(403, "The request came from another site.")
+
+    def _session(self, request: Request) -> Session | None:
+        """The session of the person who asks, a new one if a reverse proxy names him; None: nobody has logged in."""
+        session = self._sessions.find(request.cookies.get(self._access.cookie))
+        if self._access.user_header is not None:
+            users = request.headers.getlist(self._access.user_header)
             user = users[0].strip() if len(users) == 1 else ""
             if not is_name(user):
-                return self._refuse(401, "The reverse proxy does not say who you are.")
+                raise HTTPException(401, "The reverse proxy does not say who you are.")
             if session is None or session.user != user:
-                session = self._sessions.begin(user)
-                cookies.append(cookie_of(access, session))
-        request.state.session = session
-        if session is None and path not in _OPEN:
-            return self._refuse(401, "Log in first.") if is_post else RedirectResponse("/login", 303)
-        return await self._refused_post(request, session) if is_post else None
+                request.state.made = session = self._sessions.begin(user)
+        return session
 
-    async def _refused_post(self, request: Request, session: Session | None) -> Response | None:
-        path = request.url.path
-        if self._access.read_only and path not in _HARMLESS:
-            return self._refuse(403, "The console was started with --read-only: nothing can be changed.")
+    async def _read_form(self, request: Request, session: Session | None) -> None:
+        """Refuse a form that changes something, is too long, or is not of this session."""
+        if self._access.read_only and request.url.path not in _HARMLESS:
+            raise HTTPException(403, "The console was started with --read-only: nothing can be changed.")
         body = b""
         try:
             async for part in request.stream():
                 body += part
                 if len(body) > _MOST_BODY:
-                    return self._refuse(413, "The form is too long.")
-        except ClientDisconnect:
-            return self._refuse(400, "The form is not complete.")
-        try:
+                    raise HTTPException(413, "The form is too long.")
             fields = parse_qs(body.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+        except ClientDisconnect:
+            raise HTTPException(400, "The form is not complete.") from None
         except ValueError:
-            return self._refuse(400, "The form cannot be read.")
+            raise HTTPException(400, "The form cannot be read.") from None
         request.state.fields = fields
-        request.state.form = {name: values[0] for name, values in fields.items()}
+        request.state.form = form = {name: values[0] for name, values in fields.items()}
         if session is not None and not hmac.compare_digest(
-            _bytes(request.state.form.get("csrf", "")), _bytes(session.csrf)
+            _bytes(form.get("csrf", "")), _bytes(session.csrf)
         ):
-            return self._refuse(
+            raise HTTPException(
                 403, "The form is not one of this session. Go back, load the page again, and retry."
             )
-        return None
 
 
 def is_name(user: str) -> bool:
@@ -288,12 +308,6 @@ def cookie_of(access: Access, session: Session | None) -> str:
     value, age = ("", 0) if session is None else (session.id, int(_SESSION_S))
     secure = "; Secure" if access.is_https else ""
     return f"{access.cookie}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{secure}"
-
-
-def _is_own(headers: Mapping[str, Any], origins: frozenset[str]) -> bool:
-    """Whether a POST comes from one of our own pages, as far as the browser says so."""
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    return site in (None, "same-origin") and (origin is None or origin.lower() in origins)
 
 
 def _bytes(text: str) -> bytes:

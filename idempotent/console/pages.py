@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable
-from importlib.resources import files
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import jinja2
 from markupsafe import Markup
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from idempotent.console.guard import Access
 from idempotent.errors import brief
 from idempotent.observe import OutboxStats
 from idempotent.views.keys import moment, since, span, status_word
-from idempotent.views.letters import changed_meanwhile
+from idempotent.views.letters import MOST_OF_BODY, body_text, by_error, changed_meanwhile
 from idempotent.views.text import count, distinct, harmless
 
-_SHOWN_BODY: Final = 10_000
 _SHOWN_TEXT: Final = 2000
-_STATIC: Final = {"console.css": "text/css", "console.js": "text/javascript"}
-
-
-Address: TypeAlias = tuple[str, Callable[[Request], Response], str]
-"""Where a page is, what answers it, and whether it is a GET or a POST."""
 
 
 class Pages:
     """Makes pages of templates.
 
     Args:
-        values: what all templates have.
+        access: who may use them.
     """
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, access: Access) -> None:
         self._environment = jinja2.Environment(
             loader=jinja2.PackageLoader("idempotent.console"),
             autoescape=True,
@@ -45,29 +36,16 @@ class Pages:
             lstrip_blocks=True,
             finalize=_shown,
         )
-        self._environment.globals.update(values, oldest=oldest)
+        self._environment.globals.update(access=access, oldest=_oldest, by_error=by_error)
         self._environment.filters.update(
             q=_quoted, since=_since, moment=moment, count=count, status=status_word, changed=changed_meanwhile
         )
 
     def show(self, request: Request, template: str, status_code: int = 200, **values: Any) -> Response:
-        """A page for the person who asks."""
-        session = getattr(request.state, "session", None)
-        return self.page(template, status_code, session=session, **values)
-
-    def page(self, template: str, status_code: int, **values: Any) -> Response:
-        """A page. `session` is among the values; None: nobody has logged in."""
+        """A page for the person who asks, who may not have logged in."""
+        values["session"] = getattr(request.state, "session", None)
         text = self._environment.get_template(template).render(values)
         return Response(text.encode("utf-8", "backslashreplace"), status_code, media_type="text/html")
-
-
-def static(request: Request) -> Response:
-    """The style and the script."""
-    name = request.path_params["name"]
-    if name not in _STATIC:
-        raise HTTPException(404)
-    folder = files("idempotent.console")
-    return Response((folder / "static" / name).read_bytes(), media_type=_STATIC[name])
 
 
 def redirect(path: str, **values: Any) -> Response:
@@ -77,21 +55,11 @@ def redirect(path: str, **values: Any) -> Response:
 
 def readable(body: bytes | None) -> dict[str, Any]:
     """A body as a page shows it: the beginning of its text, or base64."""
-    if body is None:
-        return {"form": "none: a tombstone", "text": "", "is_cut": False}
-    try:
-        form, text = "text", harmless(body[: 4 * _SHOWN_BODY + 4].decode("utf-8", "ignore"))
-        body.decode()
-    except UnicodeDecodeError:
-        form, text = "base64", base64.b64encode(body[:_SHOWN_BODY]).decode()
-    return {
-        "form": form,
-        "text": text[:_SHOWN_BODY],
-        "is_cut": len(body) > _SHOWN_BODY or len(text) > _SHOWN_BODY,
-    }
+    form, text = ("none: a tombstone", "") if body is None else body_text(body)
+    return {"form": form, "text": harmless(text[:MOST_OF_BODY]), "is_cut": len(text) > MOST_OF_BODY}
 
 
-def oldest(stats: OutboxStats) -> str:
+def _oldest(stats: OutboxStats) -> str:
     """For how long the oldest message of an outbox waits."""
     return "none" if stats.oldest_s is None else f"{span(int(stats.oldest_s * 1_000_000))} ago"
 
@@ -108,6 +76,8 @@ def _since(time_us: int, now_us: int, age_s: int = 0) -> str:
 
 def _shown(value: Any) -> Any:
     """What stands in a page: text from outside without what would make it look like other text."""
+    if type(value) is int:
+        return f"{value:,}"
     if type(value) is not str:
         return "" if value is None else value
     return distinct(brief(value)[:_SHOWN_TEXT])

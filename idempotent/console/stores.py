@@ -12,7 +12,6 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.pauses import pauses_of
 from idempotent.checkers.sql import SqlChecker
 from idempotent.checkers.sql.transactional import TransactionalBase
-from idempotent.claims import KeyStatus
 from idempotent.errors import SchemaError, StoreError, described
 from idempotent.forks import free_in_child
 from idempotent.observe import OutboxStats
@@ -43,15 +42,6 @@ class Counted:
     error: str = ""
     at: float = 0.0
     took_s: float = 0.0
-
-    def of(self, consumer: str) -> dict[str, int]:
-        """How many keys of a consumer are dead, in progress, and in progress with a lease that has ended."""
-        mine = [each for each in self.keys if each.consumer == consumer]
-        return {
-            "dead": sum(each.count for each in mine if each.status is KeyStatus.DEAD),
-            "in_progress": sum(each.count for each in mine if each.status.in_progress),
-            "lapsed": sum(each.lapsed for each in mine),
-        }
 
     @property
     def age_s(self) -> int:

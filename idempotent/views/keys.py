@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final
@@ -82,6 +83,21 @@ def stats_json(stats: KeyStats) -> dict[str, Any]:
         "count": stats.count,
         "lapsed": stats.lapsed,
         "oldest_update": moment(stats.oldest_update_us),
+    }
+
+
+def numbers(counted: Iterable[KeyStats], consumer: str | None = None) -> dict[str, int]:
+    """How many keys are `dead`, `in_progress`, and `lapsed`, in progress with a lease that has ended.
+
+    Args:
+        counted: what a store has.
+        consumer: of this one; None: of all.
+    """
+    mine = [each for each in counted if consumer in (None, each.consumer)]
+    return {
+        "dead": sum(each.count for each in mine if each.status is KeyStatus.DEAD),
+        "in_progress": sum(each.count for each in mine if each.status.in_progress),
+        "lapsed": sum(each.lapsed for each in mine),
     }
 
 

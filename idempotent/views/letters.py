@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from idempotent.redrive import Letter, Redriven
 from idempotent.views.keys import moment, since, status_word
 from idempotent.views.text import distinct
 
+MOST_OF_BODY: Final = 10_000
+"""The most characters of a body that people are shown."""
 _NAMED: Final = 5
 
 
@@ -111,6 +114,14 @@ def in_full(letter: Letter) -> dict[str, Any]:
         "headers": {str(name): _readable(value) for name, value in message.headers.items()},
         "body_bytes": None if message.body is None else len(message.body),
     }
+
+
+def body_text(body: bytes) -> tuple[str, str]:
+    """The form of a body, `text` or `base64`, and all of it in this form."""
+    try:
+        return "text", body.decode()
+    except UnicodeDecodeError:
+        return "base64", base64.b64encode(body).decode()
 
 
 def _readable(value: Any) -> Any:

@@ -126,7 +126,7 @@ def test_a_page_of_another_site_can_neither_frame_the_console_nor_use_its_sessio
         page.goto(f"{other}/login")
         framed = page.evaluate(
             """async (address) => {
-                try { await fetch(address + '/live', {credentials: 'include'}); return 'read'; }
+                try { await fetch(address + '/', {credentials: 'include'}); return 'read'; }
                 catch (error) { return 'refused'; }
             }""",
             address,

@@ -100,7 +100,6 @@ def test_a_head_is_answered_as_a_get(letters, browser):
     browser.read()
     for path in (
         "/",
-        "/live",
         "/login",
         f"/consumer?desk={ORDERS}",
         f"/group?desk={ORDERS}",
@@ -125,7 +124,6 @@ def test_the_overview_tells_what_is_being_done_now_and_not_what_failed_before(sh
     page = browser.read()
     assert "Failed: no connection (0 s ago)" in page.text, "its own page says what came of it, and when"
     assert "no connection" not in browser.open("/").text
-    assert browser.client.get("/live").json()["now:orders:billing"] == ""
     assert "Failed" not in browser.again().text
 
 
@@ -151,11 +149,13 @@ def test_the_audit_shows_what_other_consoles_write_into_the_same_file(letters, c
     assert [who in alice.open("/audit").text for who in ("alice body", "bob body")] == [True, True]
 
 
-def test_live_numbers_are_json(letters, browser):
-    browser.open("/")
-    live = browser.client.get("/live").json()
-    assert live["dead:orders:billing"] == "3"
-    assert live["busy:orders:billing"] is False
+def test_the_script_finds_the_numbers_and_what_it_waits_for(letters, console):
+    browser = console(idle_s=3.0).log_in()
+    assert 'data-live="dead:orders:billing">3<' in browser.open("/").source
+    assert 'data-busy="busy:orders:billing"' in browser.open(f"/consumer?desk={ORDERS}").source
+    assert 'data-live="busy:orders:billing">reading' in browser.open("/").source
+    assert "data-busy" not in browser.read().source
+    assert 'data-live="busy:orders:billing"><' in browser.open("/").source
 
 
 def test_a_store_that_is_down_is_said_and_is_no_fault_of_the_console(letters, browser, tmp_path):

@@ -15,7 +15,7 @@ CHANGES = ("/propose", "/confirm", "/stop", "/outbox/retry")
 
 def test_without_a_login_there_is_nothing_to_see(letters, console):
     browser = console()
-    for path in ("/", "/live", f"/consumer?desk={ORDERS}", "/audit", "/nothing"):
+    for path in ("/", f"/consumer?desk={ORDERS}", "/audit", "/nothing"):
         answer = browser.client.get(path)
         assert (answer.status_code, answer.headers["location"]) == (303, "/login"), path
     for path in (*CHANGES, "/read", "/body", "/logout"):
@@ -27,7 +27,7 @@ def test_each_answer_forbids_frames_foreign_scripts_and_caches(letters, console)
     browser = console()
     answers = [browser.client.get("/login"), browser.client.get("/")]
     browser.log_in()
-    answers += [browser.client.get(path) for path in ("/", "/live", "/nothing", "/static/console.js")]
+    answers += [browser.client.get(path) for path in ("/", "/nothing", "/static/console.js")]
     answers += [browser.client.post("/read"), browser.client.request("DELETE", "/")]
     for answer in answers:
         policy = answer.headers["content-security-policy"]
