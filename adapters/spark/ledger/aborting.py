@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.ledger import ENDED_US, RunLedger
 from idempotent.adapters.spark.ledger.refusals import (
@@ -60,23 +62,18 @@ def abort_as_seen(ledger: RunLedger, row: RunRow, *, unpublished: bool, by: str)
         unpublished: as for `abort_run`.
         by: who does it, for the log.
     """
+    if row.state is RunState.ABORTED:
+        return False
     if row.state is RunState.COMMITTED:
         raise wrong_state(row.ref, row.state)
-    if row.state is not RunState.ABORTED:
-        # First, so that nobody looks whether it has published, and is refused all the same.
-        if not row.lapsed:
-            raise another_driver(row)
-        if row.state is RunState.PREPARED and not unpublished:
-            raise wrong_state(row.ref, row.state)
-        change = RunChange(frozenset({row.state}), RunState.ABORTED, epoch=row.ref.epoch, only_lapsed=True)
-        try:
-            aborted = ledger.store.change_run(row.ref.token, change)
-        except StoreBusyError as busy:
-            raise held_by_transaction(row, busy) from busy
-        if not aborted:
-            raise _changed(row)
-        log.warning("run_aborted", extra={"run": str(row.ref), "by": by})
-    return row.state is not RunState.ABORTED
+    # First, so that nobody looks whether it has published, and is refused all the same.
+    if not row.lapsed:
+        raise another_driver(row)
+    if row.state is RunState.PREPARED and not unpublished:
+        raise wrong_state(row.ref, row.state)
+    _change(ledger, row, RunState.ABORTED, only_lapsed=True)
+    log.warning("run_aborted", extra={"run": str(row.ref), "by": by})
+    return True
 
 
 def end_lease_as_seen(ledger: RunLedger, row: RunRow) -> bool:
@@ -101,15 +98,21 @@ def end_lease_as_seen(ledger: RunLedger, row: RunRow) -> bool:
         raise RunConflictError(
             f"{row.ref}: its driver lives, and has renewed its lease meanwhile: {now.holder}"
         )
-    change = RunChange(frozenset({row.state}), lease_us=ENDED_US, epoch=row.ref.epoch)
-    try:
-        ended = ledger.store.change_run(row.ref.token, change)
-    except StoreBusyError as busy:
-        raise held_by_transaction(row, busy) from busy
-    if not ended:
-        raise _changed(row)
+    _change(ledger, row, lease_us=ENDED_US)
     return True
 
 
-def _changed(row: RunRow) -> StoreBusyError:
-    return StoreBusyError(f"another driver or person changed {row.ref} at the same time. Look at it again")
+def _change(ledger: RunLedger, row: RunRow, to: RunState | None = None, **options: Any) -> None:
+    """Change a run iff it is as it was read; `options` are those of `RunChange`.
+
+    Raises:
+        RunConflictError: a transaction of one of its handlers has not ended.
+        StoreBusyError: it has changed.
+    """
+    change = RunChange(frozenset({row.state}), to, epoch=row.ref.epoch, **options)
+    try:
+        changed = ledger.store.change_run(row.ref.token, change)
+    except StoreBusyError as busy:
+        raise held_by_transaction(row, busy) from busy
+    if not changed:
+        raise StoreBusyError(f"another driver or person changed {row.ref} at the same time. Look at it again")
