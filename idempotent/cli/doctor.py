@@ -31,7 +31,7 @@ from idempotent.cli.options import (
     in_words,
     seconds,
 )
-from idempotent.cli.stores import ANSWER_TIMEOUT_S, checker_at, ledger_of, outbox_at, tables
+from idempotent.cli.stores import checker_at, ledger_of, outbox_at, tables
 from idempotent.cli.terminal.output import emit, plain, progress, say
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import (
@@ -47,7 +47,7 @@ from idempotent.keys import consumer_in
 from idempotent.outbox.admin import OutboxAdmin
 from idempotent.outbox.sql import AHEAD_US
 from idempotent.schema import DEFAULT_TABLE
-from idempotent.stores.sql.answers import limit_answers
+from idempotent.views.keys import numbers
 from idempotent.views.text import count
 
 # Enough to see the retention of every active consumer; few enough to read in one go.
@@ -155,12 +155,9 @@ def _declared(target: str | None) -> tuple[list[str], list[str]]:
     """The subjects of a module's consumers, and the names of checkers that it leaves to `--checker`."""
     if target is None:
         return [], ["NAME"]
-    registry = registry_at(target)
-    try:
+    with closing(registry_at(target)) as registry:
         consumers = registry.consumers.values()
         return [*dict.fromkeys(each.subject for each in consumers)], _unknown_checkers(consumers)
-    finally:
-        registry.close()
 
 
 def _unknown_checkers(consumers: Iterable[AnyConsumer]) -> list[str]:
@@ -217,9 +214,7 @@ def _look(
         sql = scheme_of(url).kind is StoreKind.SQL
         yield from _clock(admin, table or DEFAULT_TABLE, checker.command_options, sql=sql)
     if scheme_of(url).kind is StoreKind.SQL:
-        outbox = outbox_at(url, table)
-        limit_answers(outbox.store.connections.engine, ANSWER_TIMEOUT_S)
-        with closing(outbox):
+        with closing(outbox_at(url, table)) as outbox:
             yield from OutboxAdmin(outbox).findings()
     # An application without Spark need have neither its tables nor a right to them.
     with suppress(ConfigurationError, StoreError):
@@ -295,9 +290,8 @@ def _retention(admin: KeyAdmin, horizon_s: float | None) -> Iterator[Finding]:
 
 
 def _waiting(admin: KeyAdmin, options: str) -> Iterator[Finding]:
-    counted = admin.stats()
-    dead = sum(stats.count for stats in counted if stats.status is KeyStatus.DEAD)
-    lapsed = sum(stats.lapsed for stats in counted)
+    waiting = numbers(admin.stats())
+    dead, lapsed = waiting["dead"], waiting["lapsed"]
     if dead:
         yield Finding(
             Level.WARNING,

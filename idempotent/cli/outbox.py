@@ -12,10 +12,9 @@ import typer
 
 from idempotent.cli.exits import ExitCode, epilog
 from idempotent.cli.options import JsonOption, OutboxUrlOption, TableOption, YesOption
-from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at
+from idempotent.cli.stores import outbox_at
 from idempotent.cli.terminal.output import confirm, emit, me, note, say, show_record, show_rows, shown, tell
 from idempotent.outbox.admin import Listed, OutboxAdmin
-from idempotent.stores.sql.answers import limit_answers
 from idempotent.views.text import count
 
 app = typer.Typer(
@@ -190,5 +189,4 @@ def drop(
 def _admin(url: str, table: str | None) -> Iterator[tuple[OutboxAdmin, str]]:
     """The tool for an outbox, and the command that tries what is held again."""
     with closing(outbox_at(url, table)) as outbox:
-        limit_answers(outbox.store.connections.engine, ANSWER_TIMEOUT_S)
         yield OutboxAdmin(outbox), outbox.store.command("outbox", "retry")

@@ -24,14 +24,13 @@ from idempotent.cli.options import (
     MetricsPortOption,
     TableOption,
 )
-from idempotent.cli.stores import ANSWER_TIMEOUT_S, outbox_at
+from idempotent.cli.stores import outbox_at
 from idempotent.cli.terminal.logs import LogFormat, log_to_stderr
 from idempotent.cli.terminal.output import note, plain
 from idempotent.cli.terminal.serving import metrics_served
 from idempotent.errors import ConfigurationError, StoreUnavailableError
 from idempotent.outbox import Outbox, Relay
 from idempotent.outbox.store import OutboxStore
-from idempotent.stores.sql.answers import limit_answers
 from idempotent.views.text import count
 from idempotent.worker.process import on_stop_signal
 
@@ -89,7 +88,6 @@ def relay(
     """
     log_to_stderr(log_level.value, log_format)
     opened = outbox_at(outbox, table)
-    limit_answers(opened.store.connections.engine, ANSWER_TIMEOUT_S)
     try:
         with suppress(StoreUnavailableError):  # the relay waits for it, and says so
             opened.store.stats()

@@ -81,7 +81,7 @@ def tables(url: str, given: str | None) -> dict[str, str]:
 
 
 def outbox_at(url: str, table: str | None) -> Outbox:
-    """The outbox in a database that other processes use too.
+    """The outbox in a database that other processes use too, which is not waited for without a limit.
 
     Raises:
         ConfigurationError: not the URL of a database, or an invalid table name.
@@ -89,7 +89,9 @@ def outbox_at(url: str, table: str | None) -> Outbox:
     """
     demand_file(url, table)
     address, name, schema = database_of(url, table, "an outbox is in an SQL database; give its URL")
-    return Outbox(address, table=name, schema=schema)
+    outbox = Outbox(address, table=name, schema=schema)
+    limit_answers(outbox.store.connections.engine, ANSWER_TIMEOUT_S)
+    return outbox
 
 
 def database_of(
