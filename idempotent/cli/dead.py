@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from enum import Enum
+from functools import partial
 from shlex import quote
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
-from idempotent.adapters.base import Adapter
 from idempotent.adapters.urls import letters_adapter_from_url
-from idempotent.claims import KeyStatus
 from idempotent.cli.exits import ExitCode, epilog
-from idempotent.cli.modules import consumer_at, consumers_at, reference_of, register_checkers
+from idempotent.cli.modules import checkers_in, consumer_with, consumers_at, reference_of
 from idempotent.cli.options import (
     BrokerOption,
     CheckersOption,
@@ -25,11 +22,11 @@ from idempotent.cli.options import (
     IdleOption,
     JsonOption,
     LettersOption,
+    MostLettersOption,
     TargetArgument,
     WithinOption,
     YesOption,
 )
-from idempotent.cli.stores import limit_waits
 from idempotent.cli.terminal.output import (
     confirm,
     emit,
@@ -44,11 +41,19 @@ from idempotent.cli.terminal.output import (
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import mask, url_word
 from idempotent.redrive import ALL, Dropped, Letter, LetterFilter, drop, letters
-from idempotent.registry import Registry
-from idempotent.views.letters import ErrorGroup, by_error, changed_meanwhile, died, in_full, row
+from idempotent.views.keys import numbers
+from idempotent.views.letters import (
+    MOST_OF_BODY,
+    ErrorGroup,
+    body_text,
+    by_error,
+    changed_meanwhile,
+    died,
+    in_full,
+    row,
+)
 from idempotent.views.text import count
 
-_SHOWN_BODY: Final = 10_000
 _HIDDEN: Final = "RabbitMQ hides those that another command or client looks at."
 _NO_LETTER: Final = f"No such letter. {_HIDDEN}"
 _NO_LETTERS: Final = f"No dead letters. {_HIDDEN}"
@@ -77,30 +82,6 @@ class By(Enum):
     LETTER = "letter"
 
 
-@contextmanager
-def consumer_and_broker(
-    target: str, broker: str, checkers: list[str] | None
-) -> Iterator[tuple[AnyConsumer, Callable[[], Adapter]]]:
-    """The consumer of MODULE:CONSUMER with its checkers, and what makes its adapter."""
-    registry, consumer = consumer_at(target)
-    with _broker(registry, [consumer], broker, checkers) as adapter:
-        yield consumer, adapter
-
-
-@contextmanager
-def _broker(
-    registry: Registry, consumers: Sequence[AnyConsumer], broker: str, checkers: list[str] | None
-) -> Iterator[Callable[[], Adapter]]:
-    """Gives the consumers their checkers, and yields what makes the adapter."""
-    try:
-        register_checkers(registry, checkers or ())
-        for consumer in consumers:
-            limit_waits(consumer.checker)
-        yield lambda: letters_adapter_from_url(broker)
-    finally:
-        registry.close()
-
-
 @app.command(
     "list",
     epilog=epilog(
@@ -124,12 +105,7 @@ def list_letters(
     letter: LettersOption = None,
     error: ErrorOption = None,
     within: WithinOption = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", show_default=False, help="Look at so many letters of a consumer at most."
-        ),
-    ] = None,
+    limit: MostLettersOption = None,
     idle: IdleOption = 3.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -141,12 +117,12 @@ def list_letters(
     registry, consumers = consumers_at(target)
     only = LetterFilter(frozenset(letter or ()), error, within)
     found: dict[AnyConsumer, list[Letter]] = {}
-    with _broker(registry, consumers, broker, checker) as adapter:
+    with checkers_in(registry, checker, limited=consumers):
         with progress("looking for dead letters", quiet=as_json) as said:
             for consumer in consumers:
                 found[consumer] = letters(
                     consumer,
-                    adapter(),
+                    letters_adapter_from_url(broker),
                     only=only,
                     limit=limit,
                     idle_s=idle,
@@ -197,10 +173,11 @@ def show(
     Exit code 1: there is no such letter.
     """
     with (
-        consumer_and_broker(target, broker, checker) as (consumer, adapter),
+        consumer_with(target, checker) as consumer,
         progress("looking for the letter", quiet=as_json),
     ):
-        found = letters(consumer, adapter(), only=LetterFilter(frozenset({letter})), idle_s=idle)
+        only = LetterFilter(frozenset({letter}))
+        found = letters(consumer, letters_adapter_from_url(broker), only=only, idle_s=idle)
     if not found:
         tell(_NO_LETTER, as_json=as_json, letter=letter, found=False)
         raise typer.Exit(ExitCode.ATTENTION)
@@ -210,7 +187,10 @@ def show(
         note(f"The first of {count(len(found), 'letter')} of this name: {places}")
     values = in_full(one)
     if as_json:
-        emit(**values, **(_body_json(one.message.body) if body else {}))
+        if body:
+            form, text = ("text", None) if one.message.body is None else body_text(one.message.body)
+            values["body" if form == "text" else "body_base64"] = text
+        emit(**values)
         return
     headers = values.pop("headers")
     show_record(values)
@@ -242,9 +222,7 @@ def drop_letters(
     letter: LettersOption = None,
     error: ErrorOption = None,
     within: WithinOption = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", show_default=False, help="The most letters to drop.")
-    ] = None,
+    limit: MostLettersOption = None,
     dry_run: DryRunOption = False,
     idle: IdleOption = 3.0,
     yes: YesOption = False,
@@ -261,7 +239,8 @@ def drop_letters(
     if not (letter or error or within):
         raise typer.BadParameter("say which: --letter, --error or --since")
     only = LetterFilter(frozenset(letter or ()), error, within)
-    with consumer_and_broker(target, broker, checker) as (consumer, adapter):
+    with consumer_with(target, checker) as consumer:
+        adapter = partial(letters_adapter_from_url, broker)
         with progress("looking for dead letters", quiet=as_json):
             found = letters(consumer, adapter(), only=only, limit=limit, idle_s=idle)
         if not found:
@@ -285,9 +264,8 @@ def drop_letters(
                 on_letter=lambda number: said(f"{count(number, 'letter')} dropped"),
             )
     text = f"[green]Done:[/green] {count(done.dropped, 'letter')} of {plain(consumer.name)} dropped."
-    tell(text, as_json=as_json, consumer=consumer.name, **asdict(done))
-    if done.changed and not as_json:
-        note(f"{plain(changed_meanwhile(done.changed))}.")
+    changed = f"{plain(changed_meanwhile(done.changed))}." if done.changed else ""
+    tell(text, changed, as_json=as_json, consumer=consumer.name, **asdict(done))
     if done.dropped < len(found):
         raise typer.Exit(ExitCode.ATTENTION)
 
@@ -312,31 +290,21 @@ def _group_row(group: ErrorGroup[Letter], *, as_json: bool) -> dict[str, Any]:
     }
 
 
-def _body_json(body: bytes | None) -> dict[str, str | None]:
-    try:
-        return {"body": None if body is None else body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body or b"").decode()}
-
-
 def _say_body(body: bytes | None) -> None:
     if body is None:
         say("body: none, a tombstone")
         return
-    ((name, text),) = _body_json(body).items()
-    say(f"{name.replace('_', ' ')}: {plain((text or '')[:_SHOWN_BODY])}")
-    if len(text or "") > _SHOWN_BODY:
-        note(f"The first {_SHOWN_BODY:,} characters; --json has all.")
+    form, text = body_text(body)
+    say(f"{'body' if form == 'text' else 'body base64'}: {plain(text[:MOST_OF_BODY])}")
+    if len(text) > MOST_OF_BODY:
+        note(f"The first {MOST_OF_BODY:,} characters; --json has all.")
 
 
 def _tell_of_keys_without_a_letter(consumer: AnyConsumer, found: Sequence[Letter]) -> None:
     """Say how many keys of the consumer are dead whose letters are not here."""
     if consumer.checker.remembers.by_position:
         return
-    stats = consumer.checker.admin().stats()
-    dead = sum(
-        each.count for each in stats if each.consumer == consumer.name and each.status is KeyStatus.DEAD
-    )
+    dead = numbers(consumer.checker.admin().stats(), consumer.name)["dead"]
     if (more := dead - len({each.key for each in found if each.dead is not None})) > 0:
         options = plain(consumer.checker.command_options)
         listed = f"idempotent keys list --status dead --consumer {plain(quote(consumer.name))} {options}"

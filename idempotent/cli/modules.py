@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType
 
 import typer
 
 from idempotent.cli.configuration import url_in
-from idempotent.cli.stores import open_checker
+from idempotent.cli.stores import limit_waits, open_checker
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, IdempotentError
 from idempotent.registry import Registry, default_registry
@@ -92,23 +93,46 @@ def consumers_at(reference: str) -> tuple[Registry, list[AnyConsumer]]:
     return registry, [consumer]
 
 
-def register_checkers(registry: Registry, given: Sequence[str]) -> None:
-    """Give the registry the checkers of `NAME=URL`.
+@contextmanager
+def checkers_in(
+    registry: Registry, given: Sequence[str] | None, *, limited: Iterable[AnyConsumer] = ()
+) -> Iterator[None]:
+    """Inside, the registry has the checkers of `NAME=URL`. It is closed at the end.
+
+    Args:
+        registry: of the module.
+        given: the words; None: there are none.
+        limited: consumers whose stores are not waited for without a limit: those of a command that ends.
 
     Raises:
         typer.BadParameter: not of the form NAME=URL.
         ConfigurationError: no checker fits the URL.
     """
-    for word in given:
-        name, equals, given_url = word.partition("=")
-        url = url_in(given_url)
-        if equals and name and url != given_url and "://" not in url:
-            raise ConfigurationError(
-                f"the environment variable of --checker {word} has no URL: it needs a value such as sqlite:///app.db"
-            )
-        if not equals or not name or "://" not in url:
-            raise typer.BadParameter("write --checker NAME=URL, for example --checker db=sqlite:///app.db")
-        registry.checker(name, open_checker(url))
+    with closing(registry):
+        for word in given or ():
+            name, equals, given_url = word.partition("=")
+            url = url_in(given_url)
+            if equals and name and url != given_url and "://" not in url:
+                raise ConfigurationError(
+                    f"the environment variable of --checker {word} has no URL: it needs a value such as "
+                    "sqlite:///app.db"
+                )
+            if not equals or not name or "://" not in url:
+                raise typer.BadParameter(
+                    "write --checker NAME=URL, for example --checker db=sqlite:///app.db"
+                )
+            registry.checker(name, open_checker(url))
+        for checker in {consumer.checker for consumer in limited}:
+            limit_waits(checker)
+        yield
+
+
+@contextmanager
+def consumer_with(reference: str, checkers: Sequence[str] | None) -> Iterator[AnyConsumer]:
+    """Inside, the consumer of `MODULE:name` with its checkers. Raises as `consumer_at` and `checkers_in`."""
+    registry, consumer = consumer_at(reference)
+    with checkers_in(registry, checkers, limited=[consumer]):
+        yield consumer
 
 
 def _module(reference: str) -> tuple[ModuleType, str | None]:

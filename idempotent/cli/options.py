@@ -17,7 +17,7 @@ _UNITS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _FORM: Final = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?\s*")
 
 
-def _urls_in(words: str | list[str] | None) -> str | list[str] | None:
+def urls_in(words: str | list[str] | None) -> str | list[str] | None:
     """`url_in` for an option that may be left out, or repeated."""
     if isinstance(words, str):
         return url_in(words)
@@ -31,7 +31,7 @@ def _url(where: str) -> Any:
         envvar=URL_VARIABLE,
         metavar="URL",
         show_default=False,
-        callback=_urls_in,
+        callback=urls_in,
         help=f"{where} Or env:VARIABLE.",
     )
 
@@ -97,6 +97,12 @@ ErrorOption: TypeAlias = Annotated[
         help="Only letters of this group of errors: see dead list.",
     ),
 ]
+MostLettersOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--limit", min=1, metavar="N", show_default=False, help="At most so many letters of a consumer."
+    ),
+]
 IdleOption: TypeAlias = Annotated[
     float, typer.Option(min=0.1, metavar="SECONDS", help="End after this time without a letter.")
 ]
@@ -138,10 +144,11 @@ _WHERE_MESSAGES_ARE: Final = typer.Option(
     metavar="URL",
     envvar=BROKER_VARIABLE,
     show_default=False,
-    callback=_urls_in,
+    callback=urls_in,
     help="Where the messages are; the adapter's options follow the ?. Or env:VARIABLE.",
 )
 BrokerOption: TypeAlias = Annotated[str, _WHERE_MESSAGES_ARE]
+OptionalBrokerOption: TypeAlias = Annotated[str | None, _WHERE_MESSAGES_ARE]
 BrokersOption: TypeAlias = Annotated[list[str] | None, _WHERE_MESSAGES_ARE]
 ConcurrencyOption: TypeAlias = Annotated[
     int,

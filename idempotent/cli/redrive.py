@@ -7,8 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from idempotent.cli.dead import consumer_and_broker
+from idempotent.adapters.urls import letters_adapter_from_url
 from idempotent.cli.exits import ExitCode
+from idempotent.cli.modules import consumer_with
 from idempotent.cli.options import (
     BrokerOption,
     CheckersOption,
@@ -17,6 +18,7 @@ from idempotent.cli.options import (
     IdleOption,
     JsonOption,
     LettersOption,
+    MostLettersOption,
     TargetArgument,
     WithinOption,
 )
@@ -37,9 +39,7 @@ def redrive(
     letter: LettersOption = None,
     error: ErrorOption = None,
     within: WithinOption = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", show_default=False, help="The most letters to return.")
-    ] = None,
+    limit: MostLettersOption = None,
     rate: Annotated[
         float | None,
         typer.Option(
@@ -80,7 +80,7 @@ def redrive(
     key, their key changed during the redrive, they died after it began, their effect is unknown, or they cannot be
     decoded; or the first ones (--canary) died again, or were not done in time.
     """
-    with consumer_and_broker(target, broker, checker) as (consumer, adapter):
+    with consumer_with(target, checker) as consumer:
         done = Redriven()
         try:
             with progress("looking for dead letters", quiet=as_json) as said:
@@ -92,7 +92,7 @@ def redrive(
 
                 done = return_letters(
                     consumer,
-                    adapter(),
+                    letters_adapter_from_url(broker),
                     only=LetterFilter(frozenset(letter or ()), error, within),
                     limit=limit,
                     rate=rate,
@@ -108,27 +108,27 @@ def redrive(
                 note(f"Broken off after {count(done.returned, 'message')} returned.")
             raise
         options = consumer.checker.command_options
-    what, returned, reopened = (
-        plain(consumer.name),
-        count(done.returned, "message"),
-        count(done.reopened, "key"),
-    )
+    what, returned = plain(consumer.name), count(done.returned, "message")
+    reopened = count(done.reopened, "key")
+    is_choice = bool(letter or error or within is not None)
     text = f"[green]Done:[/green] {returned} of {what} returned, {reopened} reopened."
-    if not done.returned and (letter or error or within is not None):
+    if is_choice and not done.returned:
         text = f"No such letter of {what}: nothing was returned."
     if dry_run:
         text = f"{returned} of {what} would be returned, {reopened} reopened. Nothing was changed."
-    tell(text, as_json=as_json, consumer=consumer.name, **asdict(done))
-    if done.stopped and not as_json:
-        note(f"[yellow]Stopped after the first ones:[/yellow] {why_stopped(done)}")
-    if done.left and not as_json:
-        note(f"[yellow]{count(done.left, 'letter')} left:[/yellow] {plain(why_left(done, options))}")
-    if done.undated and not as_json:
-        note(
+    remarks = []
+    if done.stopped:
+        remarks.append(f"[yellow]Stopped after the first ones:[/yellow] {why_stopped(done)}")
+    if done.left:
+        remarks.append(
+            f"[yellow]{count(done.left, 'letter')} left:[/yellow] {plain(why_left(done, options))}"
+        )
+    if done.undated:
+        remarks.append(
             f"[yellow]{count(done.undated, 'letter')} without a dead key passed over by --since:[/yellow] returned "
             "before, rejected without a key, or left by a redrive that was interrupted. `idempotent dead list --by "
             "letter` shows them, and a redrive without --since returns them; what is done already is a duplicate."
         )
-    is_choice = bool(letter or error or within is not None)
+    tell(text, *remarks, as_json=as_json, consumer=consumer.name, **asdict(done))
     if done.left or done.stopped or done.undated or (is_choice and not done.returned):
         raise typer.Exit(ExitCode.ATTENTION)

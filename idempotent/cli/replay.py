@@ -12,7 +12,7 @@ import typer
 
 from idempotent.adapters import FileAdapter
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.modules import consumer_at, register_checkers
+from idempotent.cli.modules import checkers_in, consumer_at
 from idempotent.cli.options import (
     BatchSizeOption,
     CheckersOption,
@@ -20,6 +20,7 @@ from idempotent.cli.options import (
     JsonOption,
     LogLevel,
     LogLevelOption,
+    TargetArgument,
     typed,
 )
 from idempotent.cli.run import show_summary
@@ -37,9 +38,7 @@ def replay(
         str,
         typer.Argument(metavar="FILE", show_default=False, help="JSON Lines, also .gz; - is standard input."),
     ],
-    target: Annotated[
-        str, typer.Argument(metavar="MODULE:CONSUMER", show_default=False, help="The decorated handler.")
-    ],
+    target: TargetArgument,
     checker: CheckersOption = None,
     batch_size: BatchSizeOption = 1,
     concurrency: ConcurrencyOption = 1,
@@ -71,8 +70,7 @@ def replay(
     Exit code 1: something was rejected or is dead.
     """
     registry, consumer = consumer_at(target)
-    try:
-        register_checkers(registry, checker or ())
+    with checkers_in(registry, checker):
         adapter = FileAdapter(file, subject=consumer.subject, id_field=id_field, rejects=rejects)
         path = Path(adapter.rejects)
         before = path.stat().st_size if path.is_file() else 0
@@ -90,8 +88,6 @@ def replay(
                 registry, adapter, concurrency, batch_size, consumers={consumer.name}, on_result=on_result
             )
             summary = worker.run()
-    finally:
-        registry.close()
     counts = adapter.counts
     rejected = counts.malformed + counts.dead
     show_summary(

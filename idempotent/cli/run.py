@@ -10,7 +10,7 @@ import typer
 
 from idempotent.adapters import adapter_from_url
 from idempotent.cli.exits import ExitCode
-from idempotent.cli.modules import home_of, register_checkers, registry_at
+from idempotent.cli.modules import checkers_in, home_of, registry_at
 from idempotent.cli.options import (
     BatchSizeOption,
     BrokerOption,
@@ -78,8 +78,7 @@ def run(
     # All of stderr is JSON then: no remark.
     quiet = as_json or log_format is LogFormat.JSON
     log_to_stderr(log_level.value, log_format, typed=typed(context))
-    try:
-        register_checkers(registry, checker or ())
+    with checkers_in(registry, checker):
         adapter = adapter_from_url(broker, **({"fail_fast": True} if fail_fast else {}))
         worker = Worker(
             registry,
@@ -97,8 +96,6 @@ def run(
             worker.health, metrics_port, metrics_address, hang_after_s=hang_after, quiet=quiet
         ):
             summary = worker.run()
-    finally:
-        registry.close()
     show_summary(summary, {}, as_json=as_json)
     left = {
         "Some handlers did not finish in time. See --drain-timeout.": summary.abandoned,

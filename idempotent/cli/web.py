@@ -14,18 +14,21 @@ from rich.markup import escape
 
 from idempotent.adapters.urls import letters_adapter_from_url
 from idempotent.cli.configuration import URL_VARIABLE, url_in
-from idempotent.cli.modules import register_checkers, registry_at
-from idempotent.cli.options import CheckersOption, IdleOption, PrefixOption, TableOption
-from idempotent.cli.stores import checker_at, limit_waits
+from idempotent.cli.modules import checkers_in, registry_at
+from idempotent.cli.options import (
+    CheckersOption,
+    IdleOption,
+    OptionalBrokerOption,
+    PrefixOption,
+    TableOption,
+    urls_in,
+)
+from idempotent.cli.stores import checker_at
 from idempotent.cli.terminal.logs import log_to_stderr
 from idempotent.cli.terminal.output import note
 from idempotent.errors import ConfigurationError, MissingExtraError
 
 TOKEN_VARIABLE: Final = "IDEMPOTENT_WEB_TOKEN"  # noqa: S105 - its name
-
-
-def _url_in(word: str | None) -> str | None:
-    return None if word is None else url_in(word)
 
 
 def web(
@@ -37,16 +40,7 @@ def web(
             help="The module of the consumers, as for `idempotent run`. Without it: --url, a store alone.",
         ),
     ] = None,
-    broker: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            envvar="IDEMPOTENT_BROKER",
-            show_default=False,
-            callback=_url_in,
-            help="Where the dead letters of the module's consumers are. Or env:VARIABLE.",
-        ),
-    ] = None,
+    broker: OptionalBrokerOption = None,
     checker: CheckersOption = None,
     url: Annotated[
         str | None,
@@ -54,7 +48,7 @@ def web(
             "--url",
             metavar="URL",
             show_default=False,
-            callback=_url_in,
+            callback=urls_in,
             help="Without a module: a store, for its keys and its outbox. Default: IDEMPOTENT_URL. Or env:VARIABLE.",
         ),
     ] = None,
@@ -115,28 +109,26 @@ def web(
         from idempotent.console.serve import listening, serve
     except ImportError as error:
         raise MissingExtraError(error.name or "a library", "console") from error
-    if target is None and url is None:
-        url = _url_in(os.environ.get(URL_VARIABLE))
+    if target is None and url is None and URL_VARIABLE in os.environ:
+        url = url_in(os.environ[URL_VARIABLE])
     if (target is None) == (url is None):
         raise typer.BadParameter("give the MODULE of your consumers, or --url for a store alone")
     if url is None and (table is not None or prefix is not None):
         raise typer.BadParameter("--table and --prefix go with --url; a checker's URL has its own: ?table=")
     log_to_stderr("warning")
-    token, is_own = _token(token_file, user_header)
-    if host not in LOOPBACK and not (is_own or user_header):
+    chosen = _token(token_file)
+    if host not in LOOPBACK and chosen is None and user_header is None:
         raise ConfigurationError(
             f"--host {host} is seen by other machines: give a token with --token-file or {TOKEN_VARIABLE}, or let a "
             "reverse proxy log people in with --user-header"
         )
+    token = secrets.token_urlsafe() if chosen is None and user_header is None else chosen
     access = Access(host, port, token, user_header, public_url, read_only)
     with ExitStack() as opened:
         store = registry = None
         if target is not None:
             registry = registry_at(target)
-            opened.callback(registry.close)
-            register_checkers(registry, checker or ())
-            for each in {consumer.checker for consumer in registry.consumers.values()}:
-                limit_waits(each)
+            opened.enter_context(checkers_in(registry, checker, limited=registry.consumers.values()))
         elif url is not None:
             store = opened.enter_context(checker_at(url, table=table, prefix=prefix))
         adapter = None if broker is None or registry is None else partial(letters_adapter_from_url, broker)
@@ -145,32 +137,19 @@ def web(
         )
         socket = listening(access)
         at = public_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        address = f"{at.rstrip('/')}/login"
-        if user_header is not None:
-            address = at
-        elif not is_own:
+        address = at if user_header is not None else f"{at.rstrip('/')}/login"
+        if token != chosen:
             address += f"?token={token}"
         # Nobody is sent to another program's page. Not `plain`, which would mask the token.
         note(f"The console is at {escape(address)} Ctrl-C stops.")
         serve(console, socket)
 
 
-def _token(file: Path | None, user_header: str | None) -> tuple[str | None, bool]:
-    """The token, and whether the user has chosen it; None: a reverse proxy logs people in.
-
-    Raises:
-        ConfigurationError: both are given, or the file cannot be read.
-    """
-    given = os.environ.get(TOKEN_VARIABLE)
-    if file is not None:
-        try:
-            given = file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"the token file {file} cannot be read: {error}") from error
-    if user_header is not None:
-        if given is not None:
-            raise ConfigurationError(
-                "--user-header and a token: who logs people in, a reverse proxy or the console?"
-            )
-        return None, False
-    return (secrets.token_urlsafe(), False) if given is None else (given, True)
+def _token(file: Path | None) -> str | None:
+    """The token that the user has chosen; None: none. Raises ConfigurationError: the file cannot be read."""
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE)
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the token file {file} cannot be read: {error}") from error

@@ -80,12 +80,14 @@ def emit(**values: Any) -> None:
     typer.echo(json.dumps(values, ensure_ascii=False, default=str))
 
 
-def tell(text: str, *, as_json: bool, **values: Any) -> None:
-    """Print one result: `values` for machines, otherwise `text` for people."""
+def tell(text: str, *remarks: str, as_json: bool, **values: Any) -> None:
+    """Print one result: `values` for machines, otherwise `text` for people; remarks, unless empty, go to stderr."""
     if as_json:
         emit(**values)
-    else:
-        say(text)
+        return
+    say(text)
+    for remark in filter(None, remarks):
+        note(remark)
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], *, as_json: bool, otherwise: str) -> None:
