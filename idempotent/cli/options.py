@@ -11,6 +11,7 @@ import typer
 
 from idempotent.cli.configuration import BROKER_VARIABLE, URL_VARIABLE, url_in
 from idempotent.cli.terminal.logs import LogFormat
+from idempotent.cli.terminal.output import AS_JSON
 from idempotent.views.keys import Status
 
 _UNITS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -22,6 +23,12 @@ def urls_in(words: str | list[str] | None) -> str | list[str] | None:
     if isinstance(words, str):
         return url_in(words)
     return words and [url_in(word) for word in words]
+
+
+def _noted(context: typer.Context, as_json: bool) -> bool:
+    """Let an error that ends the command know for whom it is."""
+    context.meta[AS_JSON] = as_json
+    return as_json
 
 
 def _url(where: str) -> Any:
@@ -60,7 +67,13 @@ PrefixOption: TypeAlias = Annotated[
     ),
 ]
 JsonOption: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="For machines: JSON, one object a line, without progress.")
+    bool,
+    typer.Option(
+        "--json",
+        is_eager=True,
+        callback=_noted,
+        help="For machines: JSON, one object a line, without progress.",
+    ),
 ]
 DryRunOption: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 import idempotent
 from idempotent.cli.configuration import defaults_in
 from idempotent.cli.exits import ExitCode, epilog
-from idempotent.cli.terminal.output import note, show_error
+from idempotent.cli.terminal.output import AS_JSON, note, show_error
 from idempotent.errors import IdempotentError, forget_words
 
 _DEBUG: Final = f"{__name__}.debug"
@@ -160,12 +160,10 @@ class ExitsWithCode(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Raises typer.Exit: it raised an error of this library, or was interrupted."""
-        # The context loses the arguments when the command runs.
-        as_json = "--json" in _words(ctx)
         try:
             return super().invoke(ctx)
         except IdempotentError as error:
-            show_error(error, as_json=as_json, debug=ctx.meta.get(_DEBUG, False))
+            show_error(error, as_json=ctx.meta.get(AS_JSON, False), debug=ctx.meta.get(_DEBUG, False))
             raise typer.Exit(ExitCode.of(error)) from None
         except KeyboardInterrupt:
             note(
@@ -232,9 +230,3 @@ def root(
     if config is not None:
         assert isinstance(ctx.command, TyperGroup)
         ctx.default_map = defaults_in(config, ctx.command, ctx)
-
-
-def _words(ctx: Any) -> list[str]:
-    """The command and its arguments. Click has renamed the first part of them."""
-    first = getattr(ctx, "_protected_args", None) or getattr(ctx, "protected_args", None) or []
-    return [*first, *ctx.args]

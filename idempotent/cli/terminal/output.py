@@ -46,6 +46,8 @@ _TITLES: Final = (
     (RunError, "Left alone"),
     (IdempotentError, "Bad configuration or input"),
 )
+AS_JSON: Final = f"{__name__}.as_json"
+"""Whether the command was typed with --json, in the `meta` of its context."""
 _TYPE: Final = " Type: "
 # The width of a column is known when all of its rows are: a long list is printed as several tables.
 _ROWS_AT_ONCE: Final = 1000
