@@ -66,6 +66,9 @@ PrefixOption: TypeAlias = Annotated[
         help="Redis: the prefix of the keys, if it is not idempotent:",
     ),
 ]
+LimitOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=0, help="At most this many; 0 for all. Default: 100, with --json all.")
+]
 JsonOption: TypeAlias = Annotated[
     bool,
     typer.Option(

@@ -23,15 +23,25 @@ from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.cli.exits import epilog
 from idempotent.cli.keys.gc import collect_runs, in_words
-from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption, YesOption
+from idempotent.cli.options import JsonOption, LimitOption, PrefixOption, TableOption, UrlOption, YesOption
 from idempotent.cli.stores import demand_file, ledger_of
-from idempotent.cli.terminal.output import confirm, emit, me, note, plain, say, show_record, show_rows, tell
+from idempotent.cli.terminal.output import (
+    confirm,
+    emit,
+    me,
+    most,
+    note,
+    plain,
+    say,
+    show_record,
+    show_rows,
+    tell,
+)
 from idempotent.errors import ConfigurationError, StoreError, url_word
 from idempotent.views.keys import moment, since
 from idempotent.views.text import count
 from idempotent.worker.store_watch import with_runs
 
-_SCREENFUL: Final = 100
 _NOTHING_STAGED: Final = (
     "begin it again with this run_id: it goes over its effects without repeating one, and commits. If it has new rows, "
     "as idempotent_partitions makes them, they were not staged and cannot be published again. Then, or if it never "
@@ -125,15 +135,13 @@ def list_runs(
         bool,
         typer.Option("--claims", help="Also count the keys of each run, for which SQL reads an index."),
     ] = False,
-    limit: Annotated[
-        int | None, typer.Option(min=0, help="At most this many; 0 for all. Default: 100, with --json all.")
-    ] = None,
+    limit: LimitOption = None,
     table: TableOption = None,
     prefix: PrefixOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List runs, the newest first; without a limit in no order. Leases are counted by the store's clock."""
-    wanted = limit if limit is not None else (0 if as_json else _SCREENFUL)
+    wanted = most(limit, as_json=as_json)
     states = {RunState[each.name] for each in state or State}
     with _ledger_at(url, table, prefix) as (ledger, _):
         found: Iterable[RunRow] = ledger.store.listed(states, consumer)
@@ -142,9 +150,9 @@ def list_runs(
             found = heapq.nlargest(wanted + 1, found, key=lambda row: row.began_at_us)
         look = _json if as_json else _row
         rows = ({**look(row), **(_claims(ledger, row) if claims else {})} for row in found)
-        show_rows(islice(rows, wanted or None), as_json=as_json, otherwise="No such run.")
-        if not as_json and wanted and next(rows, None):
-            note(f"The newest {wanted:,}; --limit 0 for all, or choose: --consumer, --state.")
+        shown = show_rows(islice(rows, wanted), as_json=as_json, otherwise="No such run.")
+        if shown and next(rows, None):
+            note(f"The newest {shown:,}; --limit 0 for all, or choose: --consumer, --state.")
 
 
 @app.command(epilog=epilog("idempotent runs show 2026-11-28 --consumer orders --url sqlite:///runs.db"))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from shlex import quote
 from typing import Annotated, Final, NoReturn
 
 import typer
 
-from idempotent.admin import KeyAdmin, KeyFilter, KeyRecord, is_own, refuse_own
+from idempotent.admin import KeyFilter, KeyRecord, is_own, refuse_own
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.checkers.urls import StoreKind, scheme_of
 from idempotent.claims import KeyStatus, Verdict
@@ -22,6 +21,7 @@ from idempotent.cli.options import (
     JsonOption,
     KeyArgument,
     LapsedOption,
+    LimitOption,
     PrefixOption,
     StatusOption,
     TableOption,
@@ -34,13 +34,13 @@ from idempotent.cli.stores import checker_at, parsed_key, tables_that_hide_rows
 from idempotent.cli.terminal.output import (
     confirm,
     emit,
+    most,
     note,
     plain,
     progress,
     say,
     show_record,
     show_rows,
-    show_table,
     tell,
 )
 from idempotent.keys import consumer_named
@@ -56,7 +56,6 @@ from idempotent.views.keys import (
 )
 from idempotent.views.text import count
 
-_SCREENFUL: Final = 100
 _LETTER: Final = f"If a broker delivered its message, that is a dead letter. To return it: {REDRIVE}"
 _NO_RESULT: Final = (
     "A later delivery is a duplicate. No result is stored with it: a copy of an HTTP request gets 409 "
@@ -72,26 +71,6 @@ _OptionalKey = Annotated[
     typer.Argument(metavar="KEY", show_default=False, help="One key; or choose many with the options below."),
 ]
 
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """A change of a key, and the words that report it."""
-
-    verb: str
-    past: str
-    warning: str
-    act: Callable[[KeyAdmin, KeyRecord], bool]
-
-
-_REOPEN = _Change(
-    "Reopen",
-    "reopened",
-    "Their next delivery runs the handler again.",
-    lambda admin, record: admin.reopen(record),
-)
-_DONE = _Change(
-    "Mark as done", "marked done", "They will never run again.", lambda admin, record: admin.mark_done(record)
-)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -113,32 +92,25 @@ def list_keys(
     consumer: ConsumerOption = None,
     status: StatusOption = None,
     lapsed: LapsedOption = False,
-    limit: Annotated[
-        int | None, typer.Option(min=0, help="At most this many; 0 for all. Default: 100, with --json all.")
-    ] = None,
+    limit: LimitOption = None,
     table: TableOption = None,
     prefix: PrefixOption = None,
     json: JsonOption = False,
 ) -> None:
     """List keys, in the order of their hashes."""
     selection = _selection(consumer, status, lapsed=lapsed)
-    wanted = limit if limit is not None else (0 if json else _SCREENFUL)
+    wanted = most(limit, as_json=json)
     with _keys_at(url, table, prefix) as checker:
         # One more than wanted shows whether more exist.
-        found = checker.admin().list(selection, limit=wanted + 1 if wanted else None)
-        rows = islice(found, wanted or None)
-        if json:
-            for each in rows:
-                emit(**as_json(each))
-            return
-        shown = show_table(map(as_row, rows))
-        more = next(found, None) is not None
-    if not shown:
-        say("No such key.")
-        if scheme_of(url).kind is StoreKind.SQL and (not status or Status.IN_PROGRESS in status):
-            note(_UNSEEN)
-    elif more:
+        found = checker.admin().list(selection, limit=wanted and wanted + 1)
+        rows = map(as_json if json else as_row, islice(found, wanted))
+        shown = show_rows(rows, as_json=json, otherwise="No such key.")
+        more = shown and next(found, None) is not None
+    may_run = not status or Status.IN_PROGRESS in status
+    if more:
         note(f"The first {shown:,}; --limit 0 for all, or choose: --consumer, --status, --lapsed.")
+    elif not (shown or json) and may_run and scheme_of(url).kind is StoreKind.SQL:
+        note(_UNSEEN)
 
 
 @app.command(
@@ -216,7 +188,10 @@ def reopen(
     """
     meant = _meant(key, consumer, status, lapsed=lapsed)
     with _keys_at(url, table, prefix) as checker:
-        _change(checker, _REOPEN, key, meant, yes=yes, as_json=json)
+        if key is None:
+            _change_many(checker, meant, done=False, yes=yes, as_json=json)
+        else:
+            _change_one(checker, key, done=False, yes=yes, as_json=json)
 
 
 @app.command(
@@ -265,9 +240,10 @@ def resolve(
         )
     meant = _meant(key, consumer, status, lapsed=lapsed)
     with _keys_at(url, table, prefix) as checker:
-        if create and key is not None and _create(checker, key, as_json=json):
-            return
-        _change(checker, _DONE if done else _REOPEN, key, meant, yes=yes, as_json=json)
+        if key is None:
+            _change_many(checker, meant, done=done, yes=yes, as_json=json)
+        elif not (create and _create(checker, key, as_json=json)):
+            _change_one(checker, key, done=done, yes=yes, as_json=json)
 
 
 def _create(checker: AbstractIdempotentChecker, key: str, *, as_json: bool) -> bool:
@@ -277,9 +253,7 @@ def _create(checker: AbstractIdempotentChecker, key: str, *, as_json: bool) -> b
     (verdict,) = importing.mark_done(checker, [wanted])
     if verdict is Verdict.ACQUIRED:
         text = f"[green]Done:[/green] {plain(key)} marked done (was: not stored, waiting, or its lease had ended)."
-        tell(text, as_json=as_json, key=key, was=None, changed=True)
-        if not as_json:
-            note(_NO_RESULT)
+        tell(text, _NO_RESULT, as_json=as_json, key=key, was=None, changed=True)
         return True
     if verdict is Verdict.IN_PROGRESS and checker.admin().get(wanted) is None:
         why = "it is being processed, in a transaction that is still open. That has no lease. Wait until it ends"
@@ -336,47 +310,30 @@ def _meant(key: str | None, consumer: str | None, status: list[Status] | None, *
     return meant
 
 
-def _change(
-    checker: AbstractIdempotentChecker,
-    change: _Change,
-    key: str | None,
-    meant: KeyFilter,
-    *,
-    yes: bool,
-    as_json: bool,
-) -> None:
-    """Change one key, or many."""
-    if key is None:
-        _change_many(checker, change, meant, yes=yes, as_json=as_json)
-    else:
-        _change_one(checker, change, key, yes=yes, as_json=as_json)
-
-
 def _change_one(
-    checker: AbstractIdempotentChecker, change: _Change, key: str, *, yes: bool, as_json: bool
+    checker: AbstractIdempotentChecker, key: str, *, done: bool, yes: bool, as_json: bool
 ) -> None:
     admin = checker.admin()
     found = admin.get(parsed_key(key))
     if found is None:
         _not_stored(checker, key, as_json=as_json)
     refuse_own(found.text)
-    done, was = found.status is KeyStatus.DONE, status_word(found.status)
-    if done and change is _REOPEN:
+    was_done, was = found.status is KeyStatus.DONE, status_word(found.status)
+    if was_done and not done:
         confirm("It is done: its effect happened, and will happen again. Reopen it?", yes=yes)
-    if not ((done and change is _DONE) or change.act(admin, found)):
+    if not ((was_done and done) or (admin.mark_done if done else admin.reopen)(found)):
         _left_alone(checker, found.text, _why_not(found), was=was, as_json=as_json)
-    text = f"[green]Done:[/green] {plain(found.text)} {change.past} (was: {was})."
-    tell(text, as_json=as_json, key=found.text, was=was, changed=True)
-    if as_json:
-        return
-    if change is _REOPEN and found.status is KeyStatus.DEAD:
-        note(_LETTER)
-    elif change is _DONE and not done:
-        note(_NO_RESULT)
+    text = f"[green]Done:[/green] {plain(found.text)} {'marked done' if done else 'reopened'} (was: {was})."
+    remark = ""
+    if not done and found.status is KeyStatus.DEAD:
+        remark = _LETTER
+    elif done and not was_done:
+        remark = _NO_RESULT
+    tell(text, remark, as_json=as_json, key=found.text, was=was, changed=True)
 
 
 def _change_many(
-    checker: AbstractIdempotentChecker, change: _Change, meant: KeyFilter, *, yes: bool, as_json: bool
+    checker: AbstractIdempotentChecker, meant: KeyFilter, *, done: bool, yes: bool, as_json: bool
 ) -> None:
     admin = checker.admin()
     counted = admin.stats()
@@ -386,33 +343,35 @@ def _change_many(
         if meant.consumer in (None, stats.consumer) and (not meant.statuses or stats.status in meant.statuses)
     )
     if not total:
-        tell("No such key.", as_json=as_json, changed=0, left_alone=0)
+        unknown = ""
         if meant.consumer is not None and all(stats.consumer != meant.consumer for stats in counted):
-            if not as_json:
-                note(
-                    f"There is no key of {plain(meant.consumer)} at all; "
-                    f"`idempotent keys stats {plain(checker.command_options)}` lists consumers."
-                )
-            raise typer.Exit(ExitCode.ATTENTION)
-        return
-    confirm(f"{change.verb} {count(total, 'key')}? {change.warning}", yes=yes)
+            unknown = (
+                f"There is no key of {plain(meant.consumer)} at all; "
+                f"`idempotent keys stats {plain(checker.command_options)}` lists consumers."
+            )
+        tell("No such key.", unknown, as_json=as_json, changed=0, left_alone=0)
+        raise typer.Exit(ExitCode.ATTENTION if unknown else ExitCode.OK)
+    change, verb, past = (
+        (admin.mark_done, "Mark as done", "marked done") if done else (admin.reopen, "Reopen", "reopened")
+    )
+    what_then = "They will never run again." if done else "Their next delivery runs the handler again."
+    confirm(f"{verb} {count(total, 'key')}? {what_then}", yes=yes)
     changed = left = 0
-    with progress(change.verb, quiet=as_json) as said:
+    with progress(verb, quiet=as_json) as said:
         for each in admin.list(meant):
-            if change.act(admin, each):
+            if change(each):
                 changed += 1
             else:
                 left += 1
             said(f"{changed + left:,} of {count(total, 'key')}")
-    text = f"[green]Done:[/green] {count(changed, 'key')} {change.past}."
-    tell(text, as_json=as_json, changed=changed, left_alone=left)
-    if not as_json:
-        if changed and change is _DONE:
-            note(_NO_RESULT)
-        elif changed and KeyStatus.DEAD in (meant.statuses or KeyStatus):
-            note(_LETTER)
-        if left:
-            note(f"[yellow]Left alone:[/yellow] {left:,}, being processed or changed meanwhile.")
+    text = f"[green]Done:[/green] {count(changed, 'key')} {past}."
+    remark = ""
+    if changed and done:
+        remark = _NO_RESULT
+    elif changed and KeyStatus.DEAD in (meant.statuses or KeyStatus):
+        remark = _LETTER
+    alone = f"[yellow]Left alone:[/yellow] {left:,}, being processed or changed meanwhile." if left else ""
+    tell(text, remark, alone, as_json=as_json, changed=changed, left_alone=left)
     if left:
         raise typer.Exit(ExitCode.ATTENTION)
 
@@ -439,4 +398,10 @@ def _keys_at(url: str, table: str | None, prefix: str | None) -> Iterator[Abstra
         yield checker
 
 
-importing.register(app)
+app.command(
+    "import",
+    epilog=epilog(
+        "idempotent keys import processed.jsonl --consumer orders.paid:billing --url sqlite:///app.db",
+        "idempotent keys list --status done --json --url redis://localhost | idempotent keys import -",
+    ),
+)(importing.import_keys)

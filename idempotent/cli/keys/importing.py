@@ -13,7 +13,7 @@ import typer
 from idempotent.admin import KeyAdmin, refuse_own
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.claims import ClaimRequest, Completion, Decision, Verdict
-from idempotent.cli.exits import ExitCode, epilog
+from idempotent.cli.exits import ExitCode
 from idempotent.cli.options import (
     BatchSizeOption,
     ConsumerOption,
@@ -23,21 +23,10 @@ from idempotent.cli.options import (
     UrlOption,
 )
 from idempotent.cli.stores import checker_at, parsed_key
-from idempotent.cli.terminal.output import note, plain, progress, tell
+from idempotent.cli.terminal.output import plain, progress, tell
 from idempotent.errors import ConfigurationError, StoreBusyError
 from idempotent.keys import Key, KeySpace, id_of, space_named
 from idempotent.views.text import count
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        "import",
-        epilog=epilog(
-            "idempotent keys import processed.jsonl --consumer orders.paid:billing --url sqlite:///app.db",
-            "idempotent keys list --status done --json --url redis://localhost | idempotent keys import -",
-        ),
-    )(import_keys)
 
 
 def import_keys(
@@ -72,14 +61,15 @@ def import_keys(
     done, known = counted[Verdict.ACQUIRED], counted[Verdict.DUPLICATE]
     dead, busy = counted[Verdict.DEAD], counted[Verdict.IN_PROGRESS]
     text = f"[green]Done:[/green] {count(done, 'key')} marked done, {known:,} were done before."
-    tell(text, as_json=json, imported=done, done_before=known, dead=dead, in_progress=busy)
+    left = ""
     if dead or busy:
-        if not json:
-            options = plain(checker.command_options)
-            note(
-                f"[yellow]Left alone:[/yellow] {dead:,} dead, {busy:,} in progress. "
-                f"`idempotent keys list --status dead --status in_progress {options}` shows them."
-            )
+        options = plain(checker.command_options)
+        left = (
+            f"[yellow]Left alone:[/yellow] {dead:,} dead, {busy:,} in progress. "
+            f"`idempotent keys list --status dead --status in_progress {options}` shows them."
+        )
+    tell(text, left, as_json=json, imported=done, done_before=known, dead=dead, in_progress=busy)
+    if left:
         raise typer.Exit(ExitCode.ATTENTION)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -16,15 +16,12 @@ from idempotent.cli.exits import ExitCode
 from idempotent.cli.options import JsonOption, PrefixOption, TableOption, UrlOption
 from idempotent.cli.stores import checker_at, offsets_at
 from idempotent.cli.terminal.output import me, plain, progress, show_rows, tell
-from idempotent.cli.terminal.output import note as remark
 from idempotent.errors import StoreError
 from idempotent.keys import consumer_named
 from idempotent.logs import EventLog
 from idempotent.views.keys import moment, span
 
 log = EventLog(__name__)
-
-_FORM: Final = "a consumer is subject:group, as `idempotent keys stats` shows it"
 
 
 def pause(
@@ -57,23 +54,23 @@ def pause(
     with _keys_at(url, table, prefix) as checker:
         if name is None:
             with progress("reading the keys", quiet=as_json):
-                rows = [*map(_as_json if as_json else _as_row, pauses_in(checker))]
+                rows = [_row(each, as_json=as_json) for each in pauses_in(checker)]
             show_rows(rows, as_json=as_json, otherwise="No consumer is paused.")
             return
         pauses = Pauses(checker)
-        known = _is_known(checker, name)
+        known = next(iter(checker.admin().list(KeyFilter(name), limit=1)), None) is not None
         if not known:
             _refuse_offsets(url, table, name)
         found, is_new = pauses.pause(name, by=me(), note=note)
-    _tell(found, "[green]Done:[/green] {0} is paused." if is_new else _ALREADY, as_json, is_new, known)
-    if not (known or as_json):
-        remark(
-            f"[yellow]The store has no key of {plain(name)}:[/yellow] is the name right? "
-            f"`idempotent keys stats {plain(checker.command_options)}` lists consumers."
-        )
-
-
-_ALREADY: Final = "{0} was paused before, {1}."
+    text = f"[green]Done:[/green] {plain(name)} is paused."
+    if not is_new:
+        text = f"{plain(name)} was paused before, {plain(in_words(found))}."
+    unknown = (
+        f"[yellow]The store has no key of {plain(name)}:[/yellow] is the name right? "
+        f"`idempotent keys stats {plain(checker.command_options)}` lists consumers."
+    )
+    values = _row(found, as_json=True)
+    tell(text, "" if known else unknown, as_json=as_json, **values, changed=is_new, known=known)
 
 
 def resume(
@@ -90,11 +87,15 @@ def resume(
     with _keys_at(url, table, prefix) as checker:
         found = Pauses(checker).resume(name)
     if found is None:
-        _not_paused(checker, name, as_json=as_json)
+        paused = f"idempotent pause {plain(checker.command_options)}"
+        text = f"[yellow]Not paused:[/yellow] {plain(name)}. What is: {paused}"
+        tell(text, as_json=as_json, consumer=name, changed=False)
+        raise typer.Exit(ExitCode.ATTENTION)
     log.warning(
         "pause_ended", extra={"consumer": name, "by": me(), "paused_by": found.by, "note": found.note}
     )
-    _tell(found, "[green]Done:[/green] {0} goes on. It was paused {1}.", as_json, True)
+    text = f"[green]Done:[/green] {plain(name)} goes on. It was paused {plain(in_words(found))}."
+    tell(text, as_json=as_json, **_row(found, as_json=True), changed=True)
 
 
 def in_words(pause: Pause) -> str:
@@ -119,12 +120,10 @@ def _keys_at(url: str, table: str | None, prefix: str | None) -> Iterator[Abstra
 def _named(consumer: str) -> str:
     name = consumer_named(consumer)
     if name is None:
-        raise typer.BadParameter(f"{consumer!r} is none: {_FORM}")
+        raise typer.BadParameter(
+            f"{consumer!r} is none: a consumer is subject:group, as `idempotent keys stats` shows it"
+        )
     return name
-
-
-def _is_known(checker: AbstractIdempotentChecker, consumer: str) -> bool:
-    return next(iter(checker.admin().list(KeyFilter(consumer), limit=1)), None) is not None
 
 
 def _refuse_offsets(url: str, table: str | None, consumer: str) -> None:
@@ -137,34 +136,9 @@ def _refuse_offsets(url: str, table: str | None, consumer: str) -> None:
             demand_pausable(type(checker))
 
 
-def _tell(pause: Pause, text: str, as_json: bool, changed: bool, known: bool | None = None) -> None:
-    more = {} if known is None else {"known": known}
-    said = text.format(plain(pause.consumer), plain(in_words(pause)))
-    tell(said, as_json=as_json, **_as_json(pause), changed=changed, **more)
-
-
-def _not_paused(checker: AbstractIdempotentChecker, consumer: str, *, as_json: bool) -> NoReturn:
-    paused = f"idempotent pause {plain(checker.command_options)}"
-    text = f"[yellow]Not paused:[/yellow] {plain(consumer)}. What is: {paused}"
-    tell(text, as_json=as_json, consumer=consumer, changed=False)
-    raise typer.Exit(ExitCode.ATTENTION)
-
-
-def _as_json(pause: Pause) -> dict[str, Any]:
-    return {
-        "consumer": pause.consumer,
-        "since": moment(pause.since_us),
-        "paused_s": round((pause.now_us - pause.since_us) / 1_000_000),
-        "by": pause.by,
-        "note": pause.note,
-    }
-
-
-def _as_row(pause: Pause) -> dict[str, Any]:
-    return {
-        "consumer": pause.consumer,
-        "since": moment(pause.since_us),
-        "for": span(pause.now_us - pause.since_us),
-        "by": pause.by,
-        "note": pause.note,
-    }
+def _row(pause: Pause, *, as_json: bool) -> dict[str, Any]:
+    """A pause as a row of a list."""
+    lasts_us = pause.now_us - pause.since_us
+    lasts = {"paused_s": round(lasts_us / 1_000_000)} if as_json else {"for": span(lasts_us)}
+    since = moment(pause.since_us)
+    return {"consumer": pause.consumer, "since": since, **lasts, "by": pause.by, "note": pause.note}

@@ -49,6 +49,7 @@ _TITLES: Final = (
 AS_JSON: Final = f"{__name__}.as_json"
 """Whether the command was typed with --json, in the `meta` of its context."""
 _TYPE: Final = " Type: "
+_SCREENFUL: Final = 100
 # The width of a column is known when all of its rows are: a long list is printed as several tables.
 _ROWS_AT_ONCE: Final = 1000
 
@@ -92,13 +93,25 @@ def tell(text: str, *remarks: str, as_json: bool, **values: Any) -> None:
         note(remark)
 
 
-def show_rows(rows: Iterable[Mapping[str, Any]], *, as_json: bool, otherwise: str) -> None:
-    """Print rows: for machines a line of JSON each, for people a table, or `otherwise` if there are no rows."""
+def most(limit: int | None, *, as_json: bool) -> int | None:
+    """How many rows a list has, of `--limit`: by default a screenful for people, and for machines all; None: all."""
+    chosen = limit if limit is not None else (0 if as_json else _SCREENFUL)
+    return chosen or None
+
+
+def show_rows(rows: Iterable[Mapping[str, Any]], *, as_json: bool, otherwise: str) -> int:
+    """Print rows: for machines a line of JSON each, for people a table, or `otherwise` if there are no rows.
+
+    Returns how many people were shown.
+    """
     if as_json:
         for row in rows:
             emit(**row)
-    elif not show_table(rows):
+        return 0
+    number = show_table(rows)
+    if not number:
         say(otherwise)
+    return number
 
 
 def show_table(rows: Iterable[Mapping[str, object]]) -> int:
