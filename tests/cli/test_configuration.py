@@ -1,5 +1,7 @@
 """Options from the environment and from a file, so that no password is on the command line."""
 
+import json
+
 import pytest
 import typer
 
@@ -41,6 +43,14 @@ def test_a_variable_that_is_not_set_is_named(cli, shop):
     answer = cli("run", "shop_consumers", *broker("x"), "--checker", "db=env:NOT_HERE")
     assert answer.code == 3
     assert "'NOT_HERE'" in answer.err
+
+
+@pytest.mark.parametrize("words", [("--config", "gc.toml", "gc"), ("gc", "--json")], ids=" ".join)
+def test_an_error_is_json_wherever_that_was_said(cli, shop, words):
+    (shop / "gc.toml").write_text("[gc]\njson = true\n")
+    answer = cli(*words, "--url", "sqlite:///none.db")
+    assert (answer.code, json.loads(answer.err)["error"]) == (4, "StoreUnavailableError")
+    assert "is not set" in json.loads(cli(*words, "--url", "env:NOT_HERE").err)["message"]
 
 
 def test_a_file_may_give_every_option(cli, shop, monkeypatch):
