@@ -62,9 +62,7 @@ class Statements:
             f"INSERT INTO {leases} (destination, slot, owner, lease_us, lease_until) VALUES (?, ?, ?, ?, {now} + ?)"
         )
         here = f"{leases} WHERE destination = ?"
-        self.relays: Final = text(
-            f"SELECT SUM(CASE WHEN slot < 0 AND {live} THEN 1 ELSE 0 END), MAX({began}) - {now} FROM {here}"
-        )
+        self.slots: Final = text(f"SELECT slot, owner, lease_us, lease_until, {now} FROM {here}")
         self.cut: Final = text(
             f"UPDATE {leases} SET lease_until = {now} + lease_us WHERE destination = ? AND {began} > {now}"
         )
@@ -73,13 +71,7 @@ class Statements:
             f"UPDATE {leases} SET lease_until = {now} + ?"
             f" WHERE destination = ? AND owner = ? AND (slot < 0 OR {live})"
         )
-        # 2: a relay had it, and has not given it back. One that no relay has had yet has the length 0.
-        state = f"CASE WHEN {live} THEN 0 WHEN lease_until > 0 AND lease_us > 0 THEN 2 ELSE 1 END"
-        self.slots: Final = text(
-            f"SELECT slot, {state}, owner, lease_until - {now} FROM {here} AND slot >= 0"
-        )
         self._free = f"NOT {live}"
-        self.taken: Final = text(f"SELECT slot FROM {here} AND owner = ? AND (slot < 0 OR {live})")
         self.leave_all: Final = text(
             f"UPDATE {leases} SET lease_until = 0 WHERE destination = ? AND slot >= 0 AND owner = ?"
         )

@@ -2858,7 +2858,7 @@ FAULTS: Final = (
     Fault(
         "outbox: a lease of before the clock went back lasts as long as the jump",
         "idempotent/outbox/relays/leases.py",
-        "        if int(ahead_us or 0) > AHEAD_US:\n",
+        "        if ahead_us > AHEAD_US:\n",
         "        if False:\n",
         f"{_OUTBOX}/test_clocks.py -k that_died",
     ),

@@ -13,7 +13,8 @@ from idempotent.logs import EventLog
 from idempotent.observe.log_lines import LogThrottle
 from idempotent.outbox.sql import AHEAD_US, Statements
 from idempotent.outbox.store import OutboxStore
-from idempotent.stores.sql.cursor import Row, execute, query
+from idempotent.schema import LANE_BYTES
+from idempotent.stores.sql.cursor import execute, query
 from idempotent.stores.sql.faults import Fault, fault_of
 from idempotent.values import value
 
@@ -23,23 +24,41 @@ _MICROSECONDS: Final = 1_000_000
 _PRESENCES: Final = 2**31 - 1
 # The part of a lease in which a bucket is used without asking again. The clocks of two machines differ in speed.
 _CERTAIN: Final = 0.8
-# As `Statements.slots` says it.
-_LEFT_BEHIND: Final = 2
+_NO_RELAY: Final = b"\0" * LANE_BYTES
 _HINT: Final = "other relays have the rest; one that was killed keeps its buckets until its lease ends"
 _NAME_BYTES: Final = 4
 
 
 @value
-class Slots:
-    """The buckets of one destination.
+class Slot:
+    """A row of the table of leases: of a relay, whose number is below 0, or of a bucket.
 
     Attributes:
-        free: those that no relay has; True: its relay has not given it back.
-        others: the names of other relays that have the rest, each with the seconds until its last lease ends.
+        owner: the relay.
+        lease_us: how long a lease of that relay lasts; 0: no relay has had the bucket yet.
+        lease_until: when it ends; 0: the relay has given the bucket back.
+        now: when the row was read.
     """
 
-    free: dict[int, bool]
-    others: dict[str, float]
+    owner: bytes
+    lease_us: int
+    lease_until: int
+    now: int
+
+    @property
+    def left_us(self) -> int:
+        """Microseconds until the lease ends; below 0: it has ended."""
+        return self.lease_until - self.now
+
+    @property
+    def lives(self) -> bool:
+        """Whether the lease has not ended."""
+        return self.left_us >= 0
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether a relay had it, and has not given it back."""
+        return not self.lives and self.lease_until > 0 and self.lease_us > 0
 
 
 class BucketLeases:
@@ -103,56 +122,53 @@ class BucketLeases:
         self._slot = -1 - random.randrange(_PRESENCES)
         self._insert(self._slot, self._owner, self._lease_us)
 
-    def slots(self) -> Slots:
-        """All buckets, as this relay sees them. Those without a row get one."""
-        free: dict[int, bool] = {}
-        others: dict[str, float] = {}
-        missing = set(self._sql.buckets)
-        for slot, state, has, left_us in self._ask(self._sql.slots):
-            missing.discard(slot)
-            if state:
-                free[slot] = state == _LEFT_BEHIND
-            elif bytes(has) != self._owner:
-                name = relay_name(bytes(has))
-                others[name] = max(others.get(name, 0.0), round(left_us / _MICROSECONDS, 1))
-        for slot in sorted(missing):
-            self._insert(slot, b"\0" * 16, 0)
-            free[slot] = False
-        return Slots(free, others)
+    def slots(self) -> dict[int, Slot]:
+        """The relays and all buckets, by their numbers. A bucket without a row gets one."""
+        rows = self._store.connections.run(query, self._sql.slots, (self._destination,))
+        found = {slot: Slot(bytes(owner), *times) for slot, owner, *times in rows}
+        missing = sorted({*self._sql.buckets} - found.keys())
+        for bucket in missing:
+            self._insert(bucket, _NO_RELAY, 0)
+        return self.slots() if missing else found
 
     def take(self, slots: Sequence[int]) -> None:
         """Take these buckets if no relay has them."""
+        if not slots:
+            return
         self._change(self._sql.take(slots), self._owner, self._lease_us, self._lease_us, self._destination)
 
     def _look(self, now: float) -> None:
         """Take and give back buckets, so that each relay has its share."""
         self._renew()
-        had = self._taken()
+        slots = self.slots()
+        had = self._mine(slots)
         if self._slot not in had:  # it is new, or another relay has taken it for dead
             self.announce()
-        ((seen, ahead_us),) = self._ask(self._sql.relays)
-        if int(ahead_us or 0) > AHEAD_US:
-            self._cut(int(ahead_us))
-        relays = max(int(seen or 0), 1)
+            slots = self.slots()
+        ahead_us = max(each.left_us - each.lease_us for each in slots.values())
+        if ahead_us > AHEAD_US:
+            self._cut(ahead_us)
+            slots = self.slots()
+        relays = max(sum(slot < 0 and each.lives for slot, each in slots.items()), 1)
         share = share_of(relays)
         mine = sorted(slot for slot in had if slot >= 0)
-        left_behind: set[int] = set()
-        others: dict[str, float] = {}
         if len(mine) < share:
-            slots = self.slots()
-            free, others = slots.free, slots.others
+            free = [slot for slot, each in slots.items() if slot >= 0 and not each.lives]
             # Shuffled: relays that start together would try for the same ones.
-            wanted = random.sample(sorted(free), min(share - len(mine), len(free)))
-            left_behind = {slot for slot in wanted if free[slot]}
-            if wanted:
-                self.take(wanted)
+            self.take(random.sample(free, min(share - len(mine), len(free))))
         elif len(mine) > share:
             self._change(self._sql.leave(mine[share:]), self._destination, self._owner)
-        taken = {slot for slot in self._taken() if slot >= 0}
-        self._tell(taken, len(left_behind & taken), relays, others)
+        taken = {slot for slot in self._mine(self.slots()) if slot >= 0}
+        self._tell(taken, relays, slots)
         self._buckets = taken
         self._known_until = now + self._lease_s * _CERTAIN
         self._next_look = now + self._lease_s / 6
+
+    def _mine(self, slots: Mapping[int, Slot]) -> set[int]:
+        """The buckets of this relay whose lease has not ended; and where other relays see it, if they do."""
+        return {
+            slot for slot, each in slots.items() if each.owner == self._owner and (slot < 0 or each.lives)
+        }
 
     def _cut(self, ahead_us: int) -> None:
         """The clock of the database went back: a relay that died before would keep its buckets for as long.
@@ -163,25 +179,32 @@ class BucketLeases:
         cut = self._change(self._sql.cut, self._destination)
         log.warning("relay_clock_went_back", extra={**about, "leases": cut})
 
-    def _tell(self, taken: set[int], left_behind: int, relays: int, others: Mapping[str, float]) -> None:
+    def _tell(self, taken: set[int], relays: int, before: Mapping[int, Slot]) -> None:
+        left_behind = sum(before[slot].is_left_behind for slot in taken)
         if left_behind:
             log.warning(
                 "relay_leases_ended", extra={"destination": self._destination, "buckets": left_behind}
             )
-        if taken != self._shown:
-            self._shown = taken
-            # What is left when all others have their share.
-            least = len(Statements.buckets) - (relays - 1) * share_of(relays)
-            log.info(
-                "relay_buckets",
-                extra={
-                    "destination": self._destination,
-                    "buckets": len(taken),
-                    "relays": relays,
-                    "others": None if len(taken) >= least else others or None,
-                    "hint": None if len(taken) >= least else _HINT,
-                },
-            )
+        if taken == self._shown:
+            return
+        self._shown = taken
+        # Less than what is left when all others have their share.
+        lacks = len(taken) < len(Statements.buckets) - (relays - 1) * share_of(relays)
+        others: dict[str, float] = {}
+        for slot, each in before.items():
+            if lacks and slot >= 0 and each.lives and each.owner != self._owner:
+                name = relay_name(each.owner)
+                others[name] = max(others.get(name, 0.0), round(each.left_us / _MICROSECONDS, 1))
+        log.info(
+            "relay_buckets",
+            extra={
+                "destination": self._destination,
+                "buckets": len(taken),
+                "relays": relays,
+                "others": others or None,
+                "hint": _HINT if lacks else None,
+            },
+        )
 
     def _renew(self) -> None:
         self._change(self._sql.renew, self._lease_us, self._destination, self._owner)
@@ -193,10 +216,6 @@ class BucketLeases:
             more = self._told.take()
             if more is not None:
                 log.warning("relay_renewal_failed", extra={"error": str(error), "more": more})
-
-    def _taken(self) -> set[int]:
-        """The buckets of this relay whose lease has not ended; and where other relays see it, if they do."""
-        return {row[0] for row in self._ask(self._sql.taken, self._owner)}
 
     def _insert(self, slot: int, owner: bytes, lease_us: int) -> None:
         """Make a row, unless another relay has just made it."""
@@ -210,9 +229,6 @@ class BucketLeases:
     @property
     def _sql(self) -> Statements:
         return self._store.sql
-
-    def _ask(self, statement: str, *parameters: object) -> Sequence[Row]:
-        return self._store.connections.run(query, statement, (self._destination, *parameters))
 
     def _change(self, statement: str, *parameters: object) -> int:
         return self._store.connections.run(execute, statement, parameters)
