@@ -45,7 +45,7 @@ from idempotent.errors import (
 )
 from idempotent.keys import consumer_in
 from idempotent.outbox.admin import OutboxAdmin
-from idempotent.outbox.sql import AHEAD_US
+from idempotent.outbox.store import AHEAD_US
 from idempotent.schema import DEFAULT_TABLE
 from idempotent.views.keys import numbers
 from idempotent.views.text import count

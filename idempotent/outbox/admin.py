@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from sqlalchemy import MetaData
@@ -12,13 +12,12 @@ from idempotent.admin import Finding, Level
 from idempotent.errors import SchemaError
 from idempotent.logs import EventLog
 from idempotent.observe import OutboxStats
+from idempotent.outbox.entries import BUCKETS
 from idempotent.outbox.headers import decoded_headers
 from idempotent.outbox.outbox import Outbox
-from idempotent.outbox.sql import AHEAD_US
-from idempotent.outbox.store import OutboxStore
+from idempotent.outbox.store import AHEAD_US, OutboxStore
 from idempotent.schema import outbox_name, outbox_tables
-from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
-from idempotent.stores.sql.dialects import SqlDialect
+from idempotent.stores.sql.cursor import Row
 from idempotent.stores.sql.grants import RIGHTS
 from idempotent.stores.sql.rights import grant_on, grant_to_user, missing_rights
 from idempotent.values import value
@@ -140,37 +139,30 @@ class OutboxAdmin:
         Raises:
             StoreError: the database failed or did not answer.
         """
-        dialect = self._store.connections.dialect
-        waiting, holds = dialect.located(self._name), dialect.located(f"{self._name}_held")
         where = [
             part
-            for part, wanted in (("w.bucket < 0", held), (_has_id(dialect, "w.message_id"), message_id))
+            for part, wanted in (("w.bucket < 0", held), (self._has_id("w.message_id"), message_id))
             if wanted
         ]
         statement = (
-            f"SELECT w.message_id, w.subject, w.order_key, w.destination, {dialect.now_us} - w.created_at,"
-            f" LENGTH(w.body), h.attempts, h.due_at - {dialect.now_us}, h.reason, f.message_id, w.id - h.first_id,"
-            f" w.bucket"
-            f" FROM {waiting} w LEFT JOIN {holds} h ON h.bucket = -1 - w.bucket AND h.lane = w.lane"
-            f" LEFT JOIN {waiting} f ON f.id = h.first_id"
+            "SELECT w.message_id, w.subject, w.order_key, w.destination, {now} - w.created_at, LENGTH(w.body),"
+            " h.attempts, h.due_at - {now}, h.reason, f.message_id, w.id - h.first_id, w.bucket"
+            " FROM {waiting} w LEFT JOIN {held} h ON h.bucket = -1 - w.bucket AND h.lane = w.lane"
+            " LEFT JOIN {waiting} f ON f.id = h.first_id"
             f"{' WHERE ' + ' AND '.join(where) if where else ''} ORDER BY w.id LIMIT ?"
         )
         parameters = (limit,) if message_id is None else (message_id, limit)
-        rows = self._store.connections.run(query, dialect.markers(statement), parameters)
-        found = [_listed(row) for row in rows]
+        found = [_listed(row) for row in self._store.ask(statement, *parameters)]
         return found if held else [*found, *self._delayed(limit - len(found), message_id)]
 
     def _delayed(self, limit: int, message_id: str | None) -> list[Listed]:
         if limit <= 0:
             return []
-        dialect = self._store.connections.dialect
         statement = (
-            f"SELECT message_id, subject, order_key, destination, {dialect.now_us} - created_at, LENGTH(body),"
-            f" due_at - {dialect.now_us} FROM {dialect.located(f'{self._name}_delayed')}"
-            f"{'' if message_id is None else f' WHERE {_has_id(dialect)}'} ORDER BY due_at, id LIMIT ?"
+            "SELECT message_id, subject, order_key, destination, {now} - created_at, LENGTH(body), due_at - {now}"
+            f" FROM {{delayed}}{'' if message_id is None else f' WHERE {self._has_id()}'} ORDER BY due_at, id LIMIT ?"
         )
-        parameters = (limit,) if message_id is None else (message_id, limit)
-        rows = self._store.connections.run(query, dialect.markers(statement), parameters)
+        rows = self._store.ask(statement, *((limit,) if message_id is None else (message_id, limit)))
         return [
             Listed(name, subject, key, to, age_us / 1e6, size, 0, None, None, due_in_s=_left(due_us))
             for name, subject, key, to, age_us, size, due_us in rows
@@ -178,43 +170,43 @@ class OutboxAdmin:
 
     def body(self, message_id: str) -> bytes | None:
         """The body of the first message with this id; None: it has none, or there is no such message."""
-        return self._first("body", message_id)
+        _, body = self._first("body", message_id) or ("", None)
+        return None if body is None else bytes(body)
 
     def headers(self, message_id: str) -> dict[str, Any]:
         """The headers of the first message with this id; empty: it has none, or there is no such message."""
-        return decoded_headers(self._first("headers", message_id))
+        _, headers = self._first("headers", message_id) or ("", None)
+        return decoded_headers(None if headers is None else bytes(headers))
 
-    def _first(self, column: str, message_id: str) -> bytes | None:
-        dialect = self._store.connections.dialect
-        for name in (self._name, f"{self._name}_delayed"):
-            statement = (
-                f"SELECT {column} FROM {dialect.located(name)} WHERE {_has_id(dialect)} ORDER BY id LIMIT 1"
-            )
-            rows = self._store.connections.run(query, dialect.markers(statement), (message_id,))
-            if rows:
-                return None if rows[0][0] is None else bytes(rows[0][0])
+    def _first(self, columns: str, message_id: str) -> tuple[Any, ...] | None:
+        """The table that has the first message with this id, and these columns of it; None: there is none."""
+        for table in ("{waiting}", "{delayed}"):
+            found = f"SELECT {columns} FROM {table} WHERE {self._has_id()} ORDER BY id LIMIT 1"
+            for row in self._store.ask(found, message_id):
+                return table, *row
         return None
+
+    def _has_id(self, column: str = "message_id") -> str:
+        """The condition that it is exactly this id: MySQL's collations take `id` and `id ` for the same."""
+        is_mysql = self._store.connections.dialect.name == "mysql"
+        return f"CAST({column} AS BINARY) = ?" if is_mysql else f"{column} = ?"
 
     def retry(self, message_id: str | None = None) -> int:
         """Let relays try held messages again at once: the lane of this one, or all. Returns how many lanes."""
-        dialect = self._store.connections.dialect
-        waiting, holds = dialect.located(self._name), dialect.located(f"{self._name}_held")
-        change = f"UPDATE {holds} SET due_at = 0"
-        parameters: Sequence[str] = ()
-        if message_id is not None:
-            change += (
-                f" WHERE EXISTS (SELECT 1 FROM {waiting} w WHERE {_has_id(dialect, 'w.message_id')}"
-                f" AND w.bucket = -1 - {holds}.bucket AND w.lane = {holds}.lane)"
-            )
-            parameters = (message_id,)
-        return self._store.connections.run(execute, dialect.markers(change), parameters)
+        if message_id is None:
+            return self._store.change("UPDATE {held} SET due_at = 0")
+        return self._store.change(
+            f"UPDATE {{held}} SET due_at = 0 WHERE EXISTS (SELECT 1 FROM {{waiting}} w"
+            f" WHERE {self._has_id('w.message_id')} AND w.bucket = -1 - {{held}}.bucket AND w.lane = {{held}}.lane)",
+            message_id,
+        )
 
     def free(self) -> int:
         """Let relays publish messages that are held although what says why is gone. Returns how many messages.
 
         A relay does the same once in a while.
         """
-        return self._store.free_unheld(self._store.sql.buckets)
+        return self._store.free_unheld(range(BUCKETS))
 
     def drop(self, message_id: str, *, by: str = "") -> int:
         """Delete the first message with this id, which is then never published. What waits for it goes on.
@@ -222,26 +214,16 @@ class OutboxAdmin:
         It is logged (`outbox_message_dropped`), with `by`: who does it. Returns how many rows: 0 or 1.
         """
         self.retry(message_id)
-        dialect = self._store.connections.dialect
-        for name in (self._name, f"{self._name}_delayed"):
-            quoted = dialect.located(name)
-            first = (
-                f"SELECT id, subject, order_key FROM {quoted} WHERE {_has_id(dialect)} ORDER BY id LIMIT 1"
-            )
-            for row, subject, order_key in self._store.connections.run(
-                query, dialect.markers(first), (message_id,)
-            ):
-                delete = dialect.markers(f"DELETE FROM {quoted} WHERE id = ? AND {_has_id(dialect)}")
-                dropped = self._store.connections.run(execute, delete, (row, message_id))
-                about = {"subject": subject, "order_key": order_key, "messages": dropped, "by": by}
-                log.warning("outbox_message_dropped", extra={"message_id": message_id, **about})
-                return dropped
-        return 0
-
-
-def _has_id(dialect: SqlDialect, column: str = "message_id") -> str:
-    """The condition that it is exactly this id: MySQL's collations take `id` and `id ` for the same."""
-    return f"CAST({column} AS BINARY) = ?" if dialect.name == "mysql" else f"{column} = ?"
+        found = self._first("id, subject, order_key", message_id)
+        if found is None:
+            return 0
+        table, row, subject, order_key = found
+        dropped = self._store.change(
+            f"DELETE FROM {table} WHERE id = ? AND {self._has_id()}", row, message_id
+        )
+        about = {"subject": subject, "order_key": order_key, "messages": dropped, "by": by}
+        log.warning("outbox_message_dropped", extra={"message_id": message_id, **about})
+        return dropped
 
 
 def _listed(row: Row) -> Listed:
@@ -283,7 +265,7 @@ def _findings(store: OutboxStore, name: str) -> Iterator[Finding]:
         if any(each.final for each in denied):
             yield from denied
             return
-        denied += _sequences(store, name)
+        denied += _sequences(store)
         stats = store.stats()
     except SchemaError:
         return  # an application's own history need not have an outbox; what has to be there is checked elsewhere
@@ -339,13 +321,12 @@ def _rights(store: OutboxStore, name: str) -> Iterator[Finding]:
             )
 
 
-def _sequences(store: OutboxStore, name: str) -> Iterator[Finding]:
+def _sequences(store: OutboxStore) -> Iterator[Finding]:
     """Whether the user may number new rows: on PostgreSQL that is a right of its own."""
     if store.connections.dialect.name != "postgresql":
         return
-    for suffix in ("", "_delayed"):
-        table = store.connections.dialect.located(f"{name}{suffix}")
-        for sequence, allowed in store.connections.run(query, _NUMBERING.format(table=table)):
+    for table, suffix in (("{waiting}", ""), ("{delayed}", "_delayed")):
+        for sequence, allowed in store.ask(_NUMBERING.format(table=table)):
             if not allowed:
                 granted = grant_to_user(store.connections, ["USAGE"], f"SEQUENCE {sequence}")
                 yield Finding(
@@ -393,32 +374,25 @@ def _held(store: OutboxStore, stats: OutboxStats, name: str) -> Iterator[Finding
 
 def _clock(store: OutboxStore, name: str) -> Iterator[Finding]:
     """Whether messages were delayed or held later than now: the clock of the database has gone back."""
-    dialect = store.connections.dialect
-    now = dialect.now_us
     for table, column, what, hint in (
+        ("delayed", "created_at", "delayed", f"wait, or lower due_at in {name}_delayed: microseconds"),
         (
-            f"{name}_delayed",
-            "created_at",
-            "delayed",
-            f"wait, or lower due_at in {name}_delayed: microseconds",
-        ),
-        (
-            f"{name}_held",
+            "held",
             "held_at",
             "refused",
             f"{store.command('outbox', 'retry')} lets relays try them again at once",
         ),
     ):
         statement = (
-            f"SELECT COUNT(*), MAX({column}) - {now}, MAX(due_at) - {now} FROM {dialect.located(table)}"
-            f" WHERE {column} > {now} + {AHEAD_US:d}"
+            f"SELECT COUNT(*), MAX({column}) - {{now}}, MAX(due_at) - {{now}} FROM {{{table}}}"
+            f" WHERE {column} > {{now}} + {AHEAD_US:d}"
         )
-        found, back_us, due_us = store.connections.run(query, statement)[0]
+        found, back_us, due_us = store.ask(statement)[0]
         if found:
             yield Finding(
                 Level.WARNING,
                 f"the database's clock has gone back, by {back_us / 1e6:,.0f} s or more: {found:,} {what} messages in "
-                f"{table} wait longer by that, for up to {due_us / 1e6:,.0f} s",
+                f"{name}_{table} wait longer by that, for up to {due_us / 1e6:,.0f} s",
                 hint,
             )
 
@@ -426,8 +400,8 @@ def _clock(store: OutboxStore, name: str) -> Iterator[Finding]:
 def _dead(store: OutboxStore, name: str) -> Iterator[Finding]:
     if store.connections.dialect.name != "postgresql":
         return
-    statement = store.connections.dialect.markers(_DEAD_ROWS_OF)
-    dead = store.connections.run(_dead_rows, statement, store.connections.dialect.located(name))
+    counted = store.ask(_DEAD_ROWS_OF, store.text("{waiting}"))
+    dead = counted[0][0] if counted else 0
     if dead > _DEAD_ROWS:
         yield Finding(
             Level.WARNING,
@@ -435,8 +409,3 @@ def _dead(store: OutboxStore, name: str) -> Iterator[Finding]:
             f"end transactions that stay open, and type: ALTER TABLE {name} SET (autovacuum_vacuum_scale_factor = 0,"
             " autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0)",
         )
-
-
-def _dead_rows(driver: DriverConnection, statement: str, table: str) -> int:
-    counted = query(driver, statement, (table,))
-    return int(counted[0][0]) if counted else 0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 from idempotent.observe.events import OutboxStats
 from idempotent.outbox.headers import decoded_headers
-from idempotent.outbox.sql import Statements
 from idempotent.schema import ERROR_TEXT_LENGTH, outbox_name, validate_schema
 from idempotent.stores.sql.bridge import Bridge
 from idempotent.stores.sql.connections import AwaitedConnections, Connections
@@ -18,6 +17,24 @@ from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.engines import AnyEngine, engine_from
 from idempotent.stores.sql.faults import options_for
 from idempotent.values import value
+
+AHEAD_US: Final = 1_000_000
+"""How much later than now a lease may have begun: the clocks of the servers of a cluster differ."""
+_CONTENT: Final = "bucket, lane, message_id, destination, subject, order_key, headers, body"
+_MESSAGE: Final = f"{_CONTENT}, created_at"
+_OF_WAITING: Final = ", ".join(f"w.{name}" for name in f"id, {_MESSAGE}".split(", "))
+_IS_HELD: Final = "(SELECT 1 FROM {held} h WHERE h.bucket = %s AND h.lane = {waiting}.lane)"
+# A relay, if its lease is not of a clock that has gone back.
+_AT_WORK: Final = f"slot < 0 AND lease_until >= {{now}} AND lease_until - lease_us <= {{now}} + {AHEAD_US:d}"
+_HOLD_AGAIN: Final = (
+    "UPDATE {held} SET first_id = ?, attempts = ?, reason = ?, due_at = {now} + ?"
+    " WHERE bucket = ? AND lane = ?"
+)
+_HOLD_FIRST: Final = (
+    "INSERT INTO {held} (first_id, attempts, reason, due_at, bucket, lane, held_at)"
+    " VALUES (?, ?, ?, {now} + ?, ?, ?, {now})"
+)
+_SET_LANE_ASIDE: Final = "UPDATE {waiting} SET bucket = -1 - bucket WHERE bucket = ? AND lane = ?"
 
 
 @value
@@ -92,6 +109,10 @@ class Refusal:
 class OutboxStore:
     """The tables of one outbox, on connections of its own.
 
+    In a statement `{waiting}`, `{delayed}`, `{held}` and `{leases}` stand for the tables, `{now}` for the clock of the
+    database, and `?` for the driver's marker. Numbers that the library made itself are part of the text. Statements
+    whose text differs from call to call are `many`: the driver prepares those of the others.
+
     Args:
         engine_or_url: an engine, an AsyncEngine or a URL.
         table: validated name of the key table that the outbox belongs to.
@@ -124,35 +145,85 @@ class OutboxStore:
         named = options_for(self.connections.engine, self.table, self._schema)
         return f"idempotent {shlex.join(words)} {named}"
 
-    @cached_property
-    def sql(self) -> Statements:
-        """The statements.
+    def ask(self, statement: str, *parameters: object, many: bool = False) -> Sequence[Row]:
+        """The rows of a query."""
+        return self.connections.run(partial(query, many=many), self.text(statement), parameters)
+
+    def change(self, statement: str, *parameters: object, many: bool = False) -> int:
+        """Change rows. Returns how many."""
+        return self.connections.run(partial(execute, many=many), self.text(statement), parameters)
+
+    def text(self, statement: str) -> str:
+        """A statement as the driver takes it.
 
         Raises:
             StoreError: the database did not answer when asked for its version.
         """
-        return Statements(self.connections.dialect, self.table)
+        return self.connections.dialect.markers(statement.format_map(self._names))
+
+    @cached_property
+    def _names(self) -> Mapping[str, str]:
+        dialect, name = self.connections.dialect, outbox_name(self.table)
+        tables = {"waiting": name, **{each: f"{name}_{each}" for each in ("delayed", "held", "leases")}}
+        return {"now": dialect.now_us, **{each: dialect.located(tables[each]) for each in tables}}
 
     def read(self, limits: Mapping[int, int], destination: str | None = None) -> list[Waiting]:
         """The first messages of buckets, at most so many of each, in the order of their rows; None: for all brokers."""
-        statement = self.sql.read(limits, of_one=destination is not None)
-        parameters = () if destination is None else (destination,) * self.sql.reads(limits)
-        rows = self.connections.run(_query_many, statement, parameters)
-        return sorted(map(_waiting, rows), key=_number)
+        # Without COALESCE PostgreSQL, which knows nothing of a new table, expects few messages of a destination: it
+        # reads all of a bucket and sorts them.
+        only = "" if destination is None else " AND COALESCE(destination = ?, FALSE)"
+        statement = " UNION ALL ".join(self.reads(limits, only))
+        rows = self.ask(statement, *[destination] * statement.count("?"), many=True)
+        return sorted(map(_waiting, rows), key=lambda message: message.number)
+
+    def reads(self, limits: Mapping[int, int], only: str) -> Iterator[str]:
+        """The queries of `read`, with this condition."""
+        kind = self.connections.dialect.name
+        if kind == "postgresql":
+            # One subquery for all buckets: it takes longer to plan 64 of them than to run them. A range of (bucket, id)
+            # is an order that only the index of both has: with `bucket = b.bucket` PostgreSQL may read all rows in the
+            # order of their ids instead.
+            for limit in set(limits.values()):
+                chosen = ", ".join(f"{bucket:d}" for bucket in limits if limits[bucket] == limit)
+                yield (
+                    f"SELECT w.* FROM unnest(ARRAY[{chosen}]::smallint[]) AS b (bucket) CROSS JOIN LATERAL"
+                    f" (SELECT id, {_MESSAGE} FROM {{waiting}}"
+                    f" WHERE (bucket, id) > (b.bucket, 0) AND (bucket, id) < (b.bucket + 1, 0){only}"
+                    f" ORDER BY bucket, id LIMIT {limit:d}) AS w"
+                )
+            return
+        index = self.connections.dialect.quoted(f"ix_{outbox_name(self.table)}_bucket")
+        for bucket, limit in limits.items():
+            part = (
+                f"SELECT id, {_MESSAGE} FROM {{waiting}}{f' FORCE INDEX ({index})' if kind == 'mysql' else ''}"
+                f" WHERE bucket = {bucket:d}{only} ORDER BY bucket, id LIMIT {limit:d}"
+            )
+            # In parentheses MariaDB sends the rows as it finds them; each derived table would go to the disk: 1 ms.
+            yield f"({part})" if kind == "mysql" else f"SELECT * FROM ({part})"
 
     def delete(self, published: Mapping[int, int]) -> None:
-        """Delete published messages, given by their numbers and when they were sent."""
+        """Delete published messages, given by their numbers and when they were sent.
+
+        A number may be another message's by now: the table was emptied or created again, or a replica took over that
+        had not got the last commits.
+        """
         if published:
-            self.connections.run(_execute_many, self.sql.delete(published))
+            self.change(
+                f"DELETE FROM {{waiting}} WHERE id IN {numbers(published)}"
+                f" AND created_at IN {numbers(set(published.values()))}",
+                many=True,
+            )
 
     def has_holds(self, buckets: Iterable[int]) -> bool:
         """Whether lanes of these buckets are held."""
         chosen = sorted(buckets)
-        return bool(chosen) and bool(self.connections.run(_query_many, self.sql.any_hold(chosen)))
+        statement = f"SELECT 1 FROM {{held}} WHERE bucket IN {numbers(chosen)} LIMIT 1"
+        return bool(chosen) and bool(self.ask(statement, many=True))
 
     def held(self, lanes: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
         """Of these lanes, those that are held: how often a message was refused, and the number of that message."""
-        rows = self.connections.run(_query_many, self.sql.held(len(lanes)), tuple(lanes)) if lanes else []
+        statement = f"SELECT lane, attempts, first_id FROM {{held}} WHERE lane IN {_marks(lanes)}"
+        rows = self.ask(statement, *lanes, many=True) if lanes else []
         return {bytes(lane): (attempts, first) for lane, attempts, first in rows}
 
     def hold(self, refusals: Sequence[Refusal]) -> None:
@@ -162,29 +233,41 @@ class OutboxStore:
             for each in refusals:
                 why = self.connections.dialect.storable(driver, each.reason[:ERROR_TEXT_LENGTH])
                 counted = (each.message.number, each.attempts, why, each.delay_us, each.bucket, each.lane)
-                if execute(driver, self.sql.hold_again, counted) == 0:
-                    execute(driver, self.sql.hold_first, counted)
+                if execute(driver, self.text(_HOLD_AGAIN), counted) == 0:
+                    execute(driver, self.text(_HOLD_FIRST), counted)
             new = [each for each in refusals if each.message.bucket >= 0]
             for each in new:
                 if each.lane != each.message.lane:
-                    execute(driver, self.sql.set_lane, (each.lane, each.message.number))
+                    statement = self.text("UPDATE {waiting} SET lane = ? WHERE id = ?")
+                    execute(driver, statement, (each.lane, each.message.number))
             alone = [each.message.number for each in new if _is_alone(each)]
             if alone:
-                execute(driver, self.sql.set_aside(alone), many=True)
+                statement = f"UPDATE {{waiting}} SET bucket = -1 - bucket WHERE id IN {numbers(alone)} AND bucket >= 0"
+                execute(driver, self.text(statement), many=True)
             for each in new:
                 if not _is_alone(each):
-                    execute(driver, self.sql.set_lane_aside, (each.bucket, each.lane))
+                    execute(driver, self.text(_SET_LANE_ASIDE), (each.bucket, each.lane))
 
         self.connections.run_atomically(hold)
 
     def set_aside(self, messages: Sequence[Waiting]) -> None:
         """Move messages, whose lanes are held, to those that are held before them."""
-        numbers = [each.number for each in messages]
-        self.connections.run(_execute_many, self.sql.set_aside_held(numbers))
+        self.change(
+            f"UPDATE {{waiting}} SET bucket = -1 - bucket WHERE id IN {numbers(each.number for each in messages)}"
+            f" AND bucket >= 0 AND EXISTS {_IS_HELD % '{waiting}.bucket'}",
+            many=True,
+        )
 
     def due_holds(self, buckets: Iterable[int], destination: str, limit: int) -> list[Hold]:
         """Held lanes of a destination that are to be tried again, and those whose first message is gone."""
-        rows = self.connections.run(_query_many, self.sql.due_holds(sorted(buckets), limit), (destination,))
+        rows = self.ask(
+            f"SELECT h.bucket, h.lane, {_OF_WAITING} FROM {{held}} h"
+            " LEFT JOIN {waiting} w ON w.id = h.first_id AND w.bucket = -1 - h.bucket"
+            f" WHERE h.due_at <= {{now}} AND h.bucket IN {numbers(sorted(buckets))}"
+            f" AND (w.destination = ? OR w.id IS NULL) ORDER BY h.due_at LIMIT {limit:d}",
+            destination,
+            many=True,
+        )
         return [
             Hold(bucket, bytes(lane), None if first[0] is None else _waiting(tuple(first)))
             for bucket, lane, *first in rows
@@ -192,17 +275,22 @@ class OutboxStore:
 
     def first_held(self, hold: Hold) -> Waiting | None:
         """The first message of a held lane, found by a look at all that are held in its bucket."""
-        found = self.connections.run(query, self.sql.first_held, (-1 - hold.bucket, hold.lane))
+        found = self.ask(
+            f"SELECT id, {_MESSAGE} FROM {{waiting}} WHERE bucket = ? AND lane = ? ORDER BY id LIMIT 1",
+            -1 - hold.bucket,
+            hold.lane,
+        )
         return _waiting(found[0]) if found else None
 
     def let_go(self, holds: Sequence[Hold]) -> None:
         """Publish the messages of lanes again."""
 
         def move(driver: DriverConnection) -> None:
+            forget = self.text("DELETE FROM {held} WHERE bucket = ? AND lane = ?")
             for hold in holds:
-                execute(driver, self.sql.forget_hold, (hold.bucket, hold.lane))
+                execute(driver, forget, (hold.bucket, hold.lane))
                 if hold.first is None or hold.first.order_key is not None:
-                    execute(driver, self.sql.set_lane_aside, (-1 - hold.bucket, hold.lane))
+                    execute(driver, self.text(_SET_LANE_ASIDE), (-1 - hold.bucket, hold.lane))
 
         self.connections.run_atomically(move)
 
@@ -211,17 +299,26 @@ class OutboxStore:
         chosen = sorted(buckets)
         if not chosen:
             return 0
-        due = [
-            row[0] for row in self.connections.run(_query_many, self.sql.due(chosen, limit), (destination,))
-        ]
+        statement = (
+            f"SELECT id FROM {{delayed}} WHERE due_at <= {{now}} AND bucket IN {numbers(chosen)} AND destination = ?"
+            f" ORDER BY due_at, id LIMIT {limit:d}"
+        )
+        due = [row[0] for row in self.ask(statement, destination, many=True)]
         return self.connections.run_atomically(self._move, due) if due else 0
 
     def _move(self, driver: DriverConnection, due: Sequence[int]) -> int:
         # Locked first: another relay that believes it has the bucket finds none of them afterwards.
-        locked = [row[0] for row in query(driver, self.sql.lock_due(due), many=True)]
+        lock = "" if self.connections.dialect.name == "sqlite" else " FOR UPDATE"
+        statement = f"SELECT id FROM {{delayed}} WHERE id IN {numbers(due)} ORDER BY id{lock}"
+        locked = [row[0] for row in query(driver, self.text(statement), many=True)]
         if locked:
-            execute(driver, self.sql.move(locked), many=True)
-            execute(driver, self.sql.forget_delayed(locked), many=True)
+            these = f"FROM {{delayed}} WHERE id IN {numbers(locked)}"
+            # They wait from when their time came on, in the order of their times.
+            moved = (
+                f"INSERT INTO {{waiting}} ({_MESSAGE}) SELECT {_CONTENT}, due_at {these} ORDER BY due_at, id"
+            )
+            for change in (moved, f"DELETE {these}"):
+                execute(driver, self.text(change), many=True)
         return len(locked)
 
     def free_unheld(self, buckets: Iterable[int], destination: str | None = None) -> int:
@@ -229,25 +326,39 @@ class OutboxStore:
 
         For example, the table of holds was dropped and created again. None: messages for all brokers.
         """
-        chosen = sorted(buckets)
-        if not chosen:
+        aside = [-1 - bucket for bucket in buckets]
+        if not aside:
             return 0
-        statement = self.sql.free_unheld(chosen, of_one=destination is not None)
-        return self.connections.run(_execute_many, statement, () if destination is None else (destination,))
+        only = "" if destination is None else " AND destination = ?"
+        return self.change(
+            f"UPDATE {{waiting}} SET bucket = -1 - bucket WHERE bucket IN {numbers(aside)}{only}"
+            f" AND NOT EXISTS {_IS_HELD % '-1 - {waiting}.bucket'}",
+            *(() if destination is None else (destination,)),
+            many=True,
+        )
 
     def has_waiting(self, names: Sequence[str]) -> bool:
         """Whether a message for one of these destinations waits, and is not held."""
-        return bool(self.connections.run(_query_many, self.sql.any_waiting(len(names)), tuple(names)))
+        statement = f"SELECT 1 FROM {{waiting}} WHERE destination IN {_marks(names)} AND bucket >= 0 LIMIT 1"
+        return bool(self.ask(statement, *names, many=True))
 
     def other_destination(self, names: Sequence[str]) -> str | None:
         """A destination of waiting messages that is not in the list."""
-        rows = self.connections.run(_query_many, self.sql.other_destination(len(names)), tuple(names))
+        others = f"bucket >= 0 AND destination NOT IN {_marks(names)}"
+        rows = self.ask(f"SELECT destination FROM {{waiting}} WHERE {others} LIMIT 1", *names, many=True)
         return str(rows[0][0]) if rows else None
 
     def stats(self) -> OutboxStats:
         """What is in the outbox."""
-        ((waiting, oldest_us, held, lanes, delayed, relays, idle, leases_us),) = self.connections.run(
-            query, self.sql.stats
+        ((waiting, oldest_us, held, lanes, delayed, relays, idle, leases_us),) = self.ask(
+            "SELECT (SELECT COUNT(*) FROM {waiting} WHERE bucket >= 0),"
+            " (SELECT {now} - MIN(created_at) FROM {waiting} WHERE bucket >= 0),"
+            " (SELECT COUNT(*) FROM {waiting} WHERE bucket < 0),"
+            " (SELECT COUNT(*) FROM {held}), (SELECT COUNT(*) FROM {delayed}),"
+            f" (SELECT COUNT(DISTINCT owner) FROM {{leases}} WHERE {_AT_WORK}),"
+            f" (SELECT COUNT(DISTINCT owner) FROM {{leases}} WHERE {_AT_WORK} AND (destination, owner) NOT IN"
+            " (SELECT destination, owner FROM {leases} WHERE slot >= 0 AND lease_until >= {now})),"
+            " (SELECT MAX(lease_until) - {now} FROM {leases} WHERE slot >= 0 AND lease_until >= {now})"
         )
         return OutboxStats(
             waiting, _seconds(oldest_us), held, lanes, delayed, relays, idle, _seconds(leases_us)
@@ -255,7 +366,11 @@ class OutboxStore:
 
     def unserved(self) -> dict[str, int]:
         """The destinations that no relay publishes to, with how many messages wait or are held for each."""
-        return {str(name): count for name, count in self.connections.run(query, self.sql.unserved)}
+        rows = self.ask(
+            "SELECT destination, COUNT(*) FROM {waiting} WHERE destination NOT IN"
+            f" (SELECT destination FROM {{leases}} WHERE {_AT_WORK}) GROUP BY destination ORDER BY 1"
+        )
+        return {str(name): count for name, count in rows}
 
     def close(self) -> None:
         """Close the connections, and the engine if it was made here. Idempotent."""
@@ -263,10 +378,6 @@ class OutboxStore:
         if self._owns_engine:
             self.connections.engine.dispose()
         self._bridge.close()
-
-
-def _number(message: Waiting) -> int:
-    return message.number
 
 
 def _seconds(microseconds: int | None) -> float | None:
@@ -277,15 +388,13 @@ def _is_alone(refusal: Refusal) -> bool:
     return refusal.message.order_key is None or refusal.lane != refusal.message.lane
 
 
-# Statements whose text differs from call to call need a cursor of their own: the driver prepares those of the others.
+def numbers(given: Iterable[int]) -> str:
+    """Numbers that the library made itself, as a list in a statement."""
+    return f"({', '.join(f'{number:d}' for number in given)})"
 
 
-def _query_many(driver: DriverConnection, statement: str, parameters: Sequence[object] = ()) -> Sequence[Row]:
-    return query(driver, statement, parameters, many=True)
-
-
-def _execute_many(driver: DriverConnection, statement: str, parameters: Sequence[object] = ()) -> int:
-    return execute(driver, statement, parameters, many=True)
+def _marks(values: Sequence[object]) -> str:
+    return f"({', '.join('?' * len(values))})"
 
 
 def _waiting(row: Row) -> Waiting:

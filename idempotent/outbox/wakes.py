@@ -9,7 +9,7 @@ from typing import Final
 
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.outbox.store import OutboxStore
-from idempotent.stores.sql.cursor import DriverConnection, execute, query
+from idempotent.stores.sql.cursor import DriverConnection, execute
 
 # At most 50 notifications a second, for any number of transactions.
 _PAUSE_S: Final = 0.02
@@ -46,8 +46,7 @@ class Notifier:
     def _notify(self) -> None:
         self._thread.pause_s = _PAUSE_S
         try:
-            statement = self._store.connections.dialect.markers("SELECT pg_notify(?, '')")
-            self._store.connections.run(query, statement, (self._channel,))
+            self._store.ask("SELECT pg_notify(?, '')", self._channel)
         except Exception:  # relays also look by themselves
             self._thread.pause_s = _AGAIN_S
 

@@ -2878,9 +2878,9 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: a relay keeps the buckets of one that has died",
-        "idempotent/outbox/sql.py",
-        '        self._free = f"NOT {live}"\n',
-        '        self._free = f"NOT {live} AND owner IS NULL"\n',
+        "idempotent/outbox/relays/leases.py",
+        " AND NOT lease_until >= {{now}}",
+        " AND NOT lease_until >= {{now}} AND owner IS NULL",
         f"{_OUTBOX}/test_relay.py -k that_died",
     ),
     Fault(

@@ -9,9 +9,8 @@ ROWS = 5_000
 
 def plan(store, sql_store):
     """How the server would read all buckets."""
-    statement = (
-        store.sql.read(dict.fromkeys(range(64), 8), of_one=True).replace("$1", "''").replace("%s", "''")
-    )
+    queries = store.reads(dict.fromkeys(range(64), 8), " AND COALESCE(destination = '', FALSE)")
+    statement = store.text(" UNION ALL ".join(queries))
     with sql_store.admin_engine.connect() as connection:
         return [" ".join(map(str, row)) for row in connection.exec_driver_sql(f"EXPLAIN {statement}")]
 

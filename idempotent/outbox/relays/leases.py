@@ -11,10 +11,9 @@ from idempotent.checkers.repeating import RepeatingThread
 from idempotent.errors import StoreError
 from idempotent.logs import EventLog
 from idempotent.observe.log_lines import LogThrottle
-from idempotent.outbox.sql import AHEAD_US, Statements
-from idempotent.outbox.store import OutboxStore
+from idempotent.outbox.entries import BUCKETS
+from idempotent.outbox.store import AHEAD_US, OutboxStore, numbers
 from idempotent.schema import LANE_BYTES
-from idempotent.stores.sql.cursor import execute, query
 from idempotent.stores.sql.faults import Fault, fault_of
 from idempotent.values import value
 
@@ -27,6 +26,7 @@ _CERTAIN: Final = 0.8
 _NO_RELAY: Final = b"\0" * LANE_BYTES
 _HINT: Final = "other relays have the rest; one that was killed keeps its buckets until its lease ends"
 _NAME_BYTES: Final = 4
+_GIVE_BACK: Final = "UPDATE {leases} SET lease_until = 0 WHERE destination = ? AND owner = ?"
 
 
 @value
@@ -112,8 +112,12 @@ class BucketLeases:
         if not self._slot:
             return
         try:
-            self._change(self._sql.leave_all, self._destination, self._owner)
-            self._change(self._sql.forget_relays, self._destination, self._owner)
+            mine = (self._destination, self._owner)
+            self._store.change(f"{_GIVE_BACK} AND slot >= 0", *mine)
+            self._store.change(
+                "DELETE FROM {leases} WHERE destination = ? AND slot < 0 AND (owner = ? OR lease_until < {now})",
+                *mine,
+            )
         except StoreError as error:
             log.warning("relay_leases_kept", extra={"error": str(error), "lease_s": self._lease_s})
 
@@ -124,18 +128,24 @@ class BucketLeases:
 
     def slots(self) -> dict[int, Slot]:
         """The relays and all buckets, by their numbers. A bucket without a row gets one."""
-        rows = self._store.connections.run(query, self._sql.slots, (self._destination,))
+        rows = self._store.ask(
+            "SELECT slot, owner, lease_us, lease_until, {now} FROM {leases} WHERE destination = ?",
+            self._destination,
+        )
         found = {slot: Slot(bytes(owner), *times) for slot, owner, *times in rows}
-        missing = sorted({*self._sql.buckets} - found.keys())
+        missing = sorted({*range(BUCKETS)} - found.keys())
         for bucket in missing:
             self._insert(bucket, _NO_RELAY, 0)
         return self.slots() if missing else found
 
     def take(self, slots: Sequence[int]) -> None:
         """Take these buckets if no relay has them."""
-        if not slots:
-            return
-        self._change(self._sql.take(slots), self._owner, self._lease_us, self._lease_us, self._destination)
+        if slots:
+            self._store.change(
+                "UPDATE {leases} SET owner = ?, lease_us = ?, lease_until = {now} + ? WHERE destination = ?"
+                f" AND slot IN {numbers(slots)} AND NOT lease_until >= {{now}}",
+                *(self._owner, self._lease_us, self._lease_us, self._destination),
+            )
 
     def _look(self, now: float) -> None:
         """Take and give back buckets, so that each relay has its share."""
@@ -157,7 +167,9 @@ class BucketLeases:
             # Shuffled: relays that start together would try for the same ones.
             self.take(random.sample(free, min(share - len(mine), len(free))))
         elif len(mine) > share:
-            self._change(self._sql.leave(mine[share:]), self._destination, self._owner)
+            self._store.change(
+                f"{_GIVE_BACK} AND slot IN {numbers(mine[share:])}", self._destination, self._owner
+            )
         taken = {slot for slot in self._mine(self.slots()) if slot >= 0}
         self._tell(taken, relays, slots)
         self._buckets = taken
@@ -176,7 +188,11 @@ class BucketLeases:
         A lease is cut to its length, not ended: its relay may live, and believe that it has the buckets.
         """
         about = {"destination": self._destination, "back_s": round(ahead_us / _MICROSECONDS, 1)}
-        cut = self._change(self._sql.cut, self._destination)
+        cut = self._store.change(
+            "UPDATE {leases} SET lease_until = {now} + lease_us WHERE destination = ?"
+            " AND lease_until - lease_us > {now}",
+            self._destination,
+        )
         log.warning("relay_clock_went_back", extra={**about, "leases": cut})
 
     def _tell(self, taken: set[int], relays: int, before: Mapping[int, Slot]) -> None:
@@ -189,7 +205,7 @@ class BucketLeases:
             return
         self._shown = taken
         # Less than what is left when all others have their share.
-        lacks = len(taken) < len(Statements.buckets) - (relays - 1) * share_of(relays)
+        lacks = len(taken) < BUCKETS - (relays - 1) * share_of(relays)
         others: dict[str, float] = {}
         for slot, each in before.items():
             if lacks and slot >= 0 and each.lives and each.owner != self._owner:
@@ -207,7 +223,12 @@ class BucketLeases:
         )
 
     def _renew(self) -> None:
-        self._change(self._sql.renew, self._lease_us, self._destination, self._owner)
+        # A relay without a live lease has no buckets, but it is still there.
+        self._store.change(
+            "UPDATE {leases} SET lease_until = {now} + ?"
+            " WHERE destination = ? AND owner = ? AND (slot < 0 OR lease_until >= {now})",
+            *(self._lease_us, self._destination, self._owner),
+        )
 
     def _renew_or_tell(self) -> None:
         try:
@@ -220,23 +241,19 @@ class BucketLeases:
     def _insert(self, slot: int, owner: bytes, lease_us: int) -> None:
         """Make a row, unless another relay has just made it."""
         try:
-            self._change(self._sql.announce, self._destination, slot, owner, lease_us, lease_us)
+            self._store.change(
+                "INSERT INTO {leases} (destination, slot, owner, lease_us, lease_until) VALUES (?, ?, ?, ?, {now} + ?)",
+                *(self._destination, slot, owner, lease_us, lease_us),
+            )
         except Exception as error:
             cause = error.__cause__
             if cause is None or fault_of(cause, self._store.connections.engine) is not Fault.REFUSED:
                 raise
 
-    @property
-    def _sql(self) -> Statements:
-        return self._store.sql
-
-    def _change(self, statement: str, *parameters: object) -> int:
-        return self._store.connections.run(execute, statement, parameters)
-
 
 def share_of(relays: int) -> int:
     """The most buckets that one of so many relays has."""
-    return -(-len(Statements.buckets) // relays)
+    return -(-BUCKETS // relays)
 
 
 def relay_name(owner: bytes) -> str:
