@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -34,6 +33,7 @@ _HOLD_FIRST: Final = (
     "INSERT INTO {held} (first_id, attempts, reason, due_at, bucket, lane, held_at)"
     " VALUES (?, ?, ?, {now} + ?, ?, ?, {now})"
 )
+_SET_ASIDE_ALONE: Final = "UPDATE {waiting} SET lane = ?, bucket = -1 - bucket WHERE id = ? AND bucket >= 0"
 _SET_LANE_ASIDE: Final = "UPDATE {waiting} SET bucket = -1 - bucket WHERE bucket = ? AND lane = ?"
 
 
@@ -65,19 +65,24 @@ class Waiting:
     body: bytes | None
     created_at: int
 
+    @property
+    def home(self) -> int:
+        """The bucket of its lane, also while that is held."""
+        return self.bucket if self.bucket >= 0 else -1 - self.bucket
+
     def header_values(self) -> dict[str, object]:
         """Its headers."""
         return decoded_headers(self.headers)
 
 
-@dataclass(slots=True)
+@value
 class Hold:
-    """Why a lane is not published.
+    """A lane that is held.
 
     Attributes:
         bucket: its bucket.
         lane: the lane.
-        first: that message; None: a person has dropped it.
+        first: its first message; None: a person has dropped the only one.
     """
 
     bucket: int
@@ -92,7 +97,6 @@ class Refusal:
     Attributes:
         message: the message.
         reason: why.
-        bucket: the bucket of its lane, also while that is held.
         lane: what is held: its lane, or the message alone.
         attempts: how often it was refused, this time included.
         delay_us: microseconds until it is tried again.
@@ -100,7 +104,6 @@ class Refusal:
 
     message: Waiting
     reason: str
-    bucket: int
     lane: bytes
     attempts: int
     delay_us: int
@@ -231,22 +234,17 @@ class OutboxStore:
 
         def hold(driver: DriverConnection) -> None:
             for each in refusals:
+                message, place = each.message, (each.message.home, each.lane)
                 why = self.connections.dialect.storable(driver, each.reason[:ERROR_TEXT_LENGTH])
-                counted = (each.message.number, each.attempts, why, each.delay_us, each.bucket, each.lane)
+                counted = (message.number, each.attempts, why, each.delay_us, *place)
                 if execute(driver, self.text(_HOLD_AGAIN), counted) == 0:
                     execute(driver, self.text(_HOLD_FIRST), counted)
-            new = [each for each in refusals if each.message.bucket >= 0]
-            for each in new:
-                if each.lane != each.message.lane:
-                    statement = self.text("UPDATE {waiting} SET lane = ? WHERE id = ?")
-                    execute(driver, statement, (each.lane, each.message.number))
-            alone = [each.message.number for each in new if _is_alone(each)]
-            if alone:
-                statement = f"UPDATE {{waiting}} SET bucket = -1 - bucket WHERE id IN {numbers(alone)} AND bucket >= 0"
-                execute(driver, self.text(statement), many=True)
-            for each in new:
-                if not _is_alone(each):
-                    execute(driver, self.text(_SET_LANE_ASIDE), (each.bucket, each.lane))
+                if message.bucket < 0:
+                    continue  # it was held before, and so is its lane
+                if message.order_key is None or each.lane != message.lane:
+                    execute(driver, self.text(_SET_ASIDE_ALONE), (each.lane, message.number))
+                else:
+                    execute(driver, self.text(_SET_LANE_ASIDE), place)
 
         self.connections.run_atomically(hold)
 
@@ -259,7 +257,7 @@ class OutboxStore:
         )
 
     def due_holds(self, buckets: Iterable[int], destination: str, limit: int) -> list[Hold]:
-        """Held lanes of a destination that are to be tried again, and those whose first message is gone."""
+        """Held lanes of a destination that are to be tried again, and those of which no message is left."""
         rows = self.ask(
             f"SELECT h.bucket, h.lane, {_OF_WAITING} FROM {{held}} h"
             " LEFT JOIN {waiting} w ON w.id = h.first_id AND w.bucket = -1 - h.bucket"
@@ -268,17 +266,19 @@ class OutboxStore:
             destination,
             many=True,
         )
-        return [
-            Hold(bucket, bytes(lane), None if first[0] is None else _waiting(tuple(first)))
-            for bucket, lane, *first in rows
-        ]
+        found = []
+        for bucket, lane, *row in rows:
+            first = self._first_held(bucket, bytes(lane)) if row[0] is None else _waiting(tuple(row))
+            if first is None or first.destination == destination:
+                found.append(Hold(bucket, bytes(lane), first))
+        return found
 
-    def first_held(self, hold: Hold) -> Waiting | None:
+    def _first_held(self, bucket: int, lane: bytes) -> Waiting | None:
         """The first message of a held lane, found by a look at all that are held in its bucket."""
         found = self.ask(
             f"SELECT id, {_MESSAGE} FROM {{waiting}} WHERE bucket = ? AND lane = ? ORDER BY id LIMIT 1",
-            -1 - hold.bucket,
-            hold.lane,
+            -1 - bucket,
+            lane,
         )
         return _waiting(found[0]) if found else None
 
@@ -382,10 +382,6 @@ class OutboxStore:
 
 def _seconds(microseconds: int | None) -> float | None:
     return None if microseconds is None else microseconds / 1e6
-
-
-def _is_alone(refusal: Refusal) -> bool:
-    return refusal.message.order_key is None or refusal.lane != refusal.message.lane
 
 
 def numbers(given: Iterable[int]) -> str:

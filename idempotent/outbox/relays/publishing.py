@@ -172,7 +172,7 @@ class Publishing:
         if self._adapter.fences is None:
             self._adapter.publish_many(outgoing)
         else:
-            self._adapter.fences.publish(outgoing, [_bucket(each) for each, _ in messages])
+            self._adapter.fences.publish(outgoing, [each.home for each, _ in messages])
 
     def _suspect(self, each: Waiting, reason: str, published: Published) -> None:
         """Refuse a message that the broker never answers about, although it takes others."""
@@ -216,7 +216,3 @@ def _read(each: Waiting, published: Published) -> Message | None:
     except (ArithmeticError, ValueError, TypeError, RecursionError) as error:
         published.refused.append((each, f"the row cannot be read: {described(error)}"))
         return None
-
-
-def _bucket(waiting: Waiting) -> int:
-    return waiting.bucket if waiting.bucket >= 0 else -1 - waiting.bucket

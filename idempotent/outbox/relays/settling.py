@@ -58,8 +58,7 @@ class Holds:
             attempts, first = before.get(lane, (0, 0))
             attempts = attempts + 1 if first == message.number else 1
             delay_us = round(self._backoff.delay_s(attempts) * 1_000_000)
-            bucket = message.bucket if message.bucket >= 0 else -1 - message.bucket
-            refusals.append(Refusal(message, reason, bucket, lane, attempts, delay_us))
+            refusals.append(Refusal(message, reason, lane, attempts, delay_us))
         self._store.hold(refusals)
         for each in refusals:
             self._tell(each)
@@ -68,11 +67,7 @@ class Holds:
         """Held lanes whose time has come, each with the message to try; without one, a person has dropped it."""
         if not self._store.has_holds(buckets):
             return []
-        holds = self._store.due_holds(buckets, self._destination, _AT_ONCE)
-        for hold in holds:
-            if hold.first is None:
-                hold.first = self._store.first_held(hold)
-        return [hold for hold in holds if hold.first is None or hold.first.destination == self._destination]
+        return self._store.due_holds(buckets, self._destination, _AT_ONCE)
 
     def let_go(self, holds: Sequence[Hold]) -> None:
         """Let what waits in these lanes be read again."""
