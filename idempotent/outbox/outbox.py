@@ -6,7 +6,6 @@ class Session, from the import on: one that a Session gets at its first `send` w
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -53,28 +52,6 @@ _pools: Final[WeakKeyDictionary[Session, WeakSet[Pool]]] = WeakKeyDictionary()
 _released: Final[WeakSet[SessionTransaction]] = WeakSet()
 
 
-class Wake:
-    """Events, one for each line of each relay: a line clears its own before it looks."""
-
-    def __init__(self) -> None:
-        self._events: tuple[threading.Event, ...] = ()
-
-    def add(self) -> threading.Event:
-        """An event that is set from now on."""
-        added = threading.Event()
-        self._events = (*self._events, added)
-        return added
-
-    def remove(self, removed: threading.Event) -> None:
-        """Do not set it any more."""
-        self._events = tuple(each for each in self._events if each is not removed)
-
-    def set(self) -> None:
-        """Wake all, from any thread."""
-        for each in self._events:
-            each.set()
-
-
 class Outbox:
     """Stores messages in the transaction of a handler's effect. A `Relay` publishes them when it has committed.
 
@@ -106,11 +83,13 @@ class Outbox:
         self.store: Final = OutboxStore(engine_or_url, table, schema)
         self.channel: Final = outbox_name(table)
         """What relays listen to on PostgreSQL."""
+        self.committed: Final[list[Callable[[], object]]] = []
+        """Called when a transaction of this process has committed messages: wakes relays."""
         self._notifier = Notifier(self.store, self.channel) if flag(notify, "notify") else None
-        if self._notifier is not None and self.store.connections.engine.dialect.name != "postgresql":
-            raise ConfigurationError("notify=True is for PostgreSQL: other databases have no NOTIFY")
-        self.committed: Final = Wake()
-        """Woken when a transaction of this process has committed messages."""
+        if self._notifier is not None:
+            if self.store.connections.engine.dialect.name != "postgresql":
+                raise ConfigurationError("notify=True is for PostgreSQL: other databases have no NOTIFY")
+            self.committed.append(self._notifier.tell)
         self._observers: Final = Observers(observers)
         self._inserts = Inserts(table, Home(self.store.connections.engine.url, table, schema))
         self._sends = Sends(self._inserts, self._has_committed, ids.release)
@@ -236,9 +215,8 @@ class Outbox:
         return entry
 
     def _has_committed(self) -> None:
-        self.committed.set()
-        if self._notifier is not None:
-            self._notifier.tell()
+        for tell in tuple(self.committed):
+            tell()
 
 
 def _demand_engine_or_url(given: object) -> None:

@@ -37,6 +37,10 @@ _LAST_S: Final = 2.0
 _MOST_WAVES: Final = 16
 # Reads are larger than batches: fewer reads, and fuller batches, because a batch has one message of an order key.
 _READ_AHEAD: Final = 4
+# One question to a server that takes longer is told, and counts as no answer.
+_LONG_S: Final = 10.0
+# A relay that waits longer for one answer is stuck: its health file gets old.
+_STUCK_S: Final = 300.0
 _UPKEEP_S: Final = 1.0
 _FREE_S: Final = 60.0
 _MOST_MOVES: Final = 20
@@ -73,8 +77,8 @@ class DestinationRelay:
         observers: are told what is published.
 
     Attributes:
-        condition: what it does at the moment, and why it waits.
         leases: its buckets.
+        woken: ends its wait for messages.
     """
 
     def __init__(
@@ -88,12 +92,12 @@ class DestinationRelay:
     ) -> None:
         store = outbox.store
         self.destination: Final = destination
-        self.condition: Final = Condition(destination)
+        self._condition = Condition(destination)
         self.leases: Final = BucketLeases(store, destination, owner, settings.lease_s)
         self._outbox = outbox
         self._settings = settings
         self._publishing = Publishing(
-            adapter, self.condition, lambda taken, refused: observers.relayed(outbox.channel, taken, refused)
+            adapter, self._condition, lambda taken, refused: observers.relayed(outbox.channel, taken, refused)
         )
         self._deletions = Deletions(store)
         self._holds = Holds(store, destination, settings.backoff, skips=settings.skips)
@@ -101,28 +105,32 @@ class DestinationRelay:
         self._next_upkeep = self._next_free = 0.0
         self._store_answers = True
         self._failures = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._ends_at = math.inf
+        self.woken: Final = threading.Event()
         self._stopping = threading.Event()
+        self._ends_at = math.inf
         self._thread: threading.Thread | None = None
 
-    @property
-    def word(self) -> str:
-        """How it is, as a health file says it."""
-        if not self._store_answers:
-            return STORE
-        return READY if self._publishing.connected else CONNECTING
+    def look(self) -> str | None:
+        """How it is, as a health file says it; None: it is stuck. For another thread, which asks no server.
 
-    def tell_hang(self, doing: Doing, waited_s: float) -> None:
-        """Say, from another thread, that it waits long for one answer, unless the log says already why it waits."""
+        What waits long for one answer is told, unless the log says already why it waits.
+        """
+        doing, since = self._condition.now
+        waited_s = time.monotonic() - since
+        if doing is Doing.WAITS or waited_s < _LONG_S:
+            if not self._store_answers:
+                return STORE
+            return READY if self._publishing.connected else CONNECTING
         if doing is Doing.STORE or not self._publishing.lost:
-            self.condition.tell_hang(doing.value, waited_s)
+            self._condition.tell_hang(doing.value, waited_s)
+        if waited_s >= _STUCK_S:
+            return None
+        return STORE if doing is Doing.STORE else CONNECTING
 
     def start(self) -> Future[None]:
         """Begin. The answer comes when the adapter is open, or could not be opened."""
-        self._begin()
+        self._ends_at = math.inf
+        self._stopping.clear()
         opened: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._serve, args=(opened,), name="idempotent-relay", daemon=True
@@ -135,7 +143,7 @@ class DestinationRelay:
         if not self._stopping.is_set():
             self._ends_at = time.monotonic() + _LAST_S
         self._stopping.set()
-        self._outbox.committed.set()
+        self.woken.set()
 
     def join(self, wait_s: float) -> bool:
         """Wait for its end. Returns whether it has ended."""
@@ -151,27 +159,27 @@ class DestinationRelay:
             opened.set_exception(error)
             return
         opened.set_result(None)
-        committed = self._outbox.committed.add()
+        self._outbox.committed.append(self.woken.set)
         self.leases.start()
         try:
-            self._publish_until_stopped(committed)
+            self._publish_until_stopped()
         finally:
-            self._outbox.committed.remove(committed)
+            self._outbox.committed.remove(self.woken.set)
             self.leases.stop()
             self._publishing.close()
             self._deletions.close()
 
-    def _publish_until_stopped(self, committed: threading.Event) -> None:
+    def _publish_until_stopped(self) -> None:
         wait_s = _SOON_S
         while not self._stopping.is_set():
-            committed.clear()
+            self.woken.clear()
             if self._step():
                 wait_s = _SOON_S
                 continue
             if self._failures:
                 self._stopping.wait(min(0.1 * 2 ** min(self._failures, 10), _LONGEST_PAUSE_S))
             else:
-                committed.wait(wait_s)
+                self.woken.wait(wait_s)
             wait_s = min(wait_s * 2, self._settings.poll_s)
         while self._step():
             continue  # what committed before the stop
@@ -179,11 +187,11 @@ class DestinationRelay:
     def _step(self) -> bool:
         """Publish a batch. False: there is nothing to publish now, or something failed."""
         try:
-            with self.condition.doing(Doing.STORE):
+            with self._condition.doing(Doing.STORE):
                 goes_on = self._publish_what_waits()
         except StoreError as error:
             self._store_answers = False
-            self.condition.tell(error)
+            self._condition.tell(error)
         except Exception as error:
             # A bug must not end it without a word: the messages would wait for ever.
             log.exception("relay_failed", extra={"error": described(error)})
@@ -191,7 +199,7 @@ class DestinationRelay:
             self._failures = 0
             self._store_answers = True
             if self._publishing.connected:
-                self.condition.end()
+                self._condition.end()
             return goes_on
         self._failures += 1
         return False

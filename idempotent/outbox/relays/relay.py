@@ -6,7 +6,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from enum import Enum
 from types import TracebackType
@@ -18,7 +18,6 @@ from idempotent.logs import EventLog
 from idempotent.observe.counting import outboxes
 from idempotent.observe.observers import Observer, Observers
 from idempotent.outbox.outbox import Outbox
-from idempotent.outbox.relays.condition import Doing
 from idempotent.outbox.relays.destination import DestinationRelay, Settings
 from idempotent.outbox.relays.leases import relay_name
 from idempotent.outbox.wakes import Listener, can_listen
@@ -38,11 +37,6 @@ _STOP_S: Final = 10.0
 _LOOK_S: Final = 1.0
 _MEASURE_S: Final = 15.0
 _OTHERS_S: Final = 60.0
-# One question to a server that takes longer is told, and counts as no answer.
-_LONG_S: Final = 10.0
-# A relay that waits longer for one answer is stuck: its health file gets old.
-_STUCK_S: Final = 300.0
-_WORDS: Final = {Doing.STORE: STORE, Doing.BROKER: CONNECTING}
 
 
 class OnParked(Enum):
@@ -105,8 +99,8 @@ class Relay:
             choice(OnParked, on_parked, "on_parked") is OnParked.SKIP,
             backoff,
         )
-        watching = Observers(observers)
-        watching.add(outboxes)
+        self._observers = Observers(observers)
+        self._observers.add(outboxes)
         publishers = _checked(publisher)
         owner = secrets.token_bytes(LANE_BYTES)
         self._name: Final = relay_name(owner)
@@ -114,13 +108,15 @@ class Relay:
         self._outbox = outbox
         self._fail_fast = flag(fail_fast, "fail_fast")
         self._destinations = [
-            DestinationRelay(outbox, name, adapter, owner, settings, watching)
+            DestinationRelay(outbox, name, adapter, owner, settings, self._observers)
             for name, adapter in publishers.items()
         ]
         self.health: Final = Health(checked_health_file(health_file))
         """Whether it lives and is ready, for a `HealthServer`."""
-        self._watch = Watch(self._destinations, self.health)
-        self._survey = Survey(outbox, sorted(publishers), watching)
+        self._watch = RepeatingThread(self._look, "idempotent-relay-watch", _LOOK_S)
+        # In a thread of its own: to count many messages takes a while.
+        self._survey = RepeatingThread(self._measure, "idempotent-relay-survey", _LOOK_S)
+        self._next_measure = self._next_others = 0.0
         self._running: ExitStack | None = None
         self._stopping = threading.Event()
         self.adapters: Final = tuple(publishers.values())
@@ -155,12 +151,15 @@ class Relay:
             running.callback(self.health.end)
             for opened in [each.start() for each in self._destinations]:
                 opened.result()
+            self._look()
             self._watch.start()
-            running.callback(self._watch.stop)
-            self._survey.thread.start()
-            running.callback(self._survey.thread.stop)
+            running.callback(
+                self._watch.stop, None
+            )  # a look that is under way must not make the health file again
+            self._survey.start()
+            running.callback(self._survey.stop)
             if can_listen(self._outbox.store):
-                listener = Listener(self._outbox.store, self._outbox.channel, self._outbox.committed.set)
+                listener = Listener(self._outbox.store, self._outbox.channel, self._wake)
                 running.callback(listener.stop)
             self._running = running.pop_all()
         log.info("relay_started", extra={"relay": self._name, "destinations": self._names})
@@ -186,6 +185,29 @@ class Relay:
         if not all(ended):
             log.warning("relay_abandoned", extra={"waited_s": wait_s})
 
+    def _wake(self) -> None:
+        for each in self._destinations:
+            each.woken.set()
+
+    def _look(self) -> None:
+        """Tell the health file the worst of its brokers, unless one is stuck."""
+        words = [each.look() for each in self._destinations]
+        if None not in words:
+            self.health.beat(next(word for word in (STORE, CONNECTING, READY) if word in words))
+
+    def _measure(self) -> None:
+        now = time.monotonic()
+        with suppress(StoreError):  # the destinations tell that the database is away
+            if now >= self._next_measure:
+                self._next_measure = now + _MEASURE_S
+                self._observers.measured(self._outbox.channel, self._outbox.store.stats())
+            if now >= self._next_others:
+                self._next_others = now + _OTHERS_S
+                other = self._outbox.store.other_destination(self._names)
+                if other is not None:
+                    hint = "unless another relay has one, give this one a publisher of that name"
+                    log.warning("relay_has_no_publisher", extra={"destination": other, "hint": hint})
+
 
 def _checked(publisher: object) -> dict[str, Adapter]:
     """The adapters by name.
@@ -204,73 +226,3 @@ def _checked(publisher: object) -> dict[str, Adapter]:
                 f"publisher must be an adapter, or a dict of adapters by name, not {type(adapter).__name__}"
             )
     return dict(publishers)
-
-
-class Survey:
-    """Works in a thread of its own: to count many messages takes a while.
-
-    Args:
-        outbox: what is measured.
-        names: the destinations of the relay.
-        observers: are told the measures.
-    """
-
-    def __init__(self, outbox: Outbox, names: Sequence[str], observers: Observers) -> None:
-        self._outbox = outbox
-        self._names = names
-        self._observers = observers
-        self._next_measure = self._next_others = 0.0
-        self.thread: Final = RepeatingThread(self._work, "idempotent-relay-survey", _LOOK_S)
-
-    def _work(self) -> None:
-        now = time.monotonic()
-        with suppress(StoreError):  # the destinations tell that the database is away
-            if now >= self._next_measure:
-                self._next_measure = now + _MEASURE_S
-                self._observers.measured(self._outbox.channel, self._outbox.store.stats())
-            if now >= self._next_others:
-                self._next_others = now + _OTHERS_S
-                self._look_for_others()
-
-    def _look_for_others(self) -> None:
-        other = self._outbox.store.other_destination(self._names)
-        if other is not None:
-            hint = "unless another relay has one, give this one a publisher of that name"
-            log.warning("relay_has_no_publisher", extra={"destination": other, "hint": hint})
-
-
-class Watch:
-    """Looks at the destinations of a relay once a second, in a thread of its own that asks no server.
-
-    Args:
-        destinations: those that it publishes to.
-        health: that of the relay.
-    """
-
-    def __init__(self, destinations: Sequence[DestinationRelay], health: Health) -> None:
-        self._destinations = destinations
-        self._health = health
-        self._thread = RepeatingThread(self._look, "idempotent-relay-watch", _LOOK_S)
-
-    def start(self) -> None:
-        """Begin."""
-        self._look()
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End."""
-        self._thread.stop(None)  # a look that is under way must not make the health file again
-
-    def _look(self) -> None:
-        words = [self._word(each) for each in self._destinations]
-        if None not in words:
-            self._health.beat(next(word for word in (STORE, CONNECTING, READY) if word in words))
-
-    def _word(self, destination: DestinationRelay) -> str | None:
-        """How a destination is; None: it is stuck."""
-        doing, since = destination.condition.now
-        waited_s = time.monotonic() - since
-        if doing is Doing.WAITS or waited_s < _LONG_S:
-            return destination.word
-        destination.tell_hang(doing, waited_s)
-        return _WORDS[doing] if waited_s < _STUCK_S else None
