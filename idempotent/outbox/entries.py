@@ -6,7 +6,10 @@ import hashlib
 import os
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
+from weakref import ReferenceType
+
+from sqlalchemy.orm import SessionTransaction
 
 from idempotent.adapters.copies import without_ours
 from idempotent.claims import Claim
@@ -21,6 +24,8 @@ BUCKETS: Final = 64
 
 # Trace context differs with every attempt of a handler, and does not make another message.
 _OF_A_TRACE: Final = frozenset({"traceparent", "tracestate", "baggage"})
+# Weak: a Session that is dropped without close() must give its connection back.
+Transactions: TypeAlias = tuple[ReferenceType[SessionTransaction], ...]
 
 
 @dataclass(slots=True)
@@ -38,6 +43,8 @@ class Entry:
         first_id: for an id that is derived from the content: the id of the first message with this content.
         owner: then also the token of the claim whose handler has sent it.
         copy: and which of the messages with this content it is.
+        inside: the transactions of a Session that it belongs to, by weak references: the innermost savepoint first.
+        written_inside: those in which it was written; empty: it was not.
     """
 
     message_id: str
@@ -50,6 +57,8 @@ class Entry:
     first_id: str = ""
     owner: bytes = b""
     copy: int = 0
+    inside: Transactions = ()
+    written_inside: Transactions = ()
 
 
 def lane_of(destination: str, order_key: str | None) -> bytes:

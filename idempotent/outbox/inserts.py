@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -18,7 +18,7 @@ from sqlalchemy.exc import StatementError
 from idempotent.checkers.sql.watching import execute_beside
 from idempotent.errors import ConfigurationError, OutboxError, StoreError
 from idempotent.logs import EventLog
-from idempotent.outbox.entries import Entry, bucket_of, lane_of
+from idempotent.outbox.entries import Entry, Transactions, bucket_of, lane_of
 from idempotent.outbox.store import OutboxStore
 from idempotent.schema import outbox_name
 from idempotent.stores.sql.awaited import in_hex, spoils_bytes
@@ -39,96 +39,40 @@ _TEXTS: Final = 4
 _OF_THE_TABLES: Final = (Fault.SCHEMA, Fault.DENIED)
 _Row: TypeAlias = tuple[object, ...]
 
-
 log = EventLog(__name__)
 
 
-class Home:
-    """Where an outbox is. Warns of messages that its relay will not find.
+class Inserts:
+    """The INSERTs of one outbox. Warns of messages that its relay will not find.
 
-    It compares the kind and the name of the databases. Hosts differ behind a proxy, and a proxy may give a database
-    another name, so it is a warning.
+    For that it compares the kind and the name of the databases. Hosts differ behind a proxy, and a proxy may give a
+    database another name, so it is a warning.
 
     Args:
-        url: of the outbox's engine.
-        table: the key table that the outbox belongs to.
+        url: of the outbox's engine, whose database its relay reads.
+        table: validated name of the key table that the outbox belongs to.
         schema: where the tables are; None: where a new connection finds the outbox.
     """
 
     def __init__(self, url: URL, table: str, schema: str | None) -> None:
-        self._url = url
-        self._table = table
-        self._schema = schema
-        self._schemas: WeakKeyDictionary[Engine, str | None] = WeakKeyDictionary()
-
-    def schema(self, engine: Engine) -> str | None:
-        """The schema of the tables for the connections of an engine, which a new one of them tells once.
-
-        Raises:
-            StoreError: a table is missing, or the database did not answer.
-        """
-        if engine not in self._schemas:
-            found = self._asked(engine)
-            self._check(engine)
-            self._schemas[engine] = found
-        return self._schemas[engine]
-
-    def _asked(self, engine: Engine) -> str | None:
-        if self._schema is not None:
-            return self._schema
-        store = OutboxStore(engine, self._table)
-        try:
-            return store.connections.dialect.schema
-        finally:
-            store.close()
-
-    def _check(self, engine: Engine) -> None:
-        here, there = _database(self._url), _database(engine.url)
-        if None not in (*here, *there) and here != there:
-            log.warning(
-                "outbox_elsewhere",
-                extra={
-                    "written_to": engine.url.render_as_string(hide_password=True),
-                    "outbox": self._url.render_as_string(hide_password=True),
-                    "hint": "give the Outbox, and its relay, the engine of the database that the Sessions write to",
-                },
-            )
-
-
-def _database(url: URL) -> tuple[str | None, str | None]:
-    kind = "mysql" if url.get_backend_name() == "mariadb" else url.get_backend_name()
-    name = url.database or None
-    if kind == "sqlite" and name is not None:
-        name = str(Path(name).resolve())
-    return kind, name
-
-
-class Inserts:
-    """The INSERTs of one outbox.
-
-    Args:
-        table: validated name of the key table that the outbox belongs to.
-        home: the database that its relay reads.
-    """
-
-    def __init__(self, table: str, home: Home) -> None:
-        self._home: Final = home
+        self._url: Final = url
         self._table: Final = table
-        self._name: Final = outbox_name(table)
+        self._schema: Final = schema
+        self._schemas: WeakKeyDictionary[Engine, str | None] = WeakKeyDictionary()
         self._statement = lru_cache(maxsize=64)(self._text)
 
     def write(
         self,
         connection: Connection,
         entries: Sequence[Entry],
-        written: Callable[[Sequence[Entry]], object] = lambda _: None,
+        inside: Transactions = (),
     ) -> None:
         """Insert entries in their order, in the connection's transaction: one statement for up to 200.
 
         Args:
             connection: the connection.
             entries: the entries.
-            written: is told which entries a statement has written: the next one may fail.
+            inside: noted as `written_inside` of what a statement has written: the next one may fail.
 
         Raises:
             ConfigurationError: the connection is in AUTOCOMMIT, so it has no transaction; or it is asyncmy's, in an
@@ -139,7 +83,7 @@ class Inserts:
         if autocommits(connection):
             raise no_transaction()
         try:
-            schema = self._home.schema(connection.engine)
+            schema = self._schema_of(connection.engine)
         except StoreError as error:
             raise OutboxError(str(error)) from error
         encoded = connection.dialect.name in ("mysql", "mariadb")
@@ -156,7 +100,32 @@ class Inserts:
                         failed = as_store_error(error, connection.engine, self._table, raw, in_handler=True)
                         raise OutboxError(str(failed)) from error
                     raise
-                written(part)
+                for entry in part:
+                    entry.written_inside = inside
+
+    def _schema_of(self, engine: Engine) -> str | None:
+        """The schema of the tables for the connections of an engine, which a new one of them tells once.
+
+        Raises:
+            StoreError: a table is missing, or the database did not answer.
+        """
+        if engine not in self._schemas:
+            found = self._schema
+            if found is None:
+                with closing(OutboxStore(engine, self._table)) as store:
+                    found = store.connections.dialect.schema
+            here, there = _database(self._url), _database(engine.url)
+            if None not in (*here, *there) and here != there:
+                log.warning(
+                    "outbox_elsewhere",
+                    extra={
+                        "written_to": engine.url.render_as_string(hide_password=True),
+                        "outbox": self._url.render_as_string(hide_password=True),
+                        "hint": "give the Outbox, and its relay, the engine of the database that the Sessions write to",
+                    },
+                )
+            self._schemas[engine] = found
+        return self._schemas[engine]
 
     def _insert(
         self, connection: Connection, rows: Sequence[_Row], schema: str | None, *, delayed: bool
@@ -183,7 +152,7 @@ class Inserts:
 
     def _text(self, database: Dialect, schema: str | None, rows: int, *, delayed: bool, raw: bool) -> str:
         dialect = replace(dialect_for(database), schema=schema)
-        quoted = dialect.located(f"{self._name}_delayed" if delayed else self._name)
+        quoted = dialect.located(f"{outbox_name(self._table)}{'_delayed' if delayed else ''}")
         now = _SQLITE_NOW if dialect.name == "sqlite" else dialect.now_us
         # Whatever the character set of the application's connection is: without strict mode the server would store
         # "?" for what that lacks, and two ids would be one.
@@ -197,6 +166,14 @@ class Inserts:
         return (
             dialect.markers(statement) if raw or dialect.marker != NUMBERED else statement.replace("?", "%s")
         )
+
+
+def _database(url: URL) -> tuple[str | None, str | None]:
+    kind = "mysql" if url.get_backend_name() == "mariadb" else url.get_backend_name()
+    name = url.database or None
+    if kind == "sqlite" and name is not None:
+        name = str(Path(name).resolve())
+    return kind, name
 
 
 @contextmanager

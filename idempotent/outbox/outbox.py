@@ -7,11 +7,11 @@ class Session, from the import on: one that a Session gets at its first `send` w
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from itertools import count
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 from sqlalchemy import URL, Connection, Engine, Pool, event
@@ -23,8 +23,8 @@ from idempotent.errors import ConfigurationError
 from idempotent.forks import free_in_child
 from idempotent.message import Message
 from idempotent.observe.observers import Observer, Observers
-from idempotent.outbox.entries import Entry, demand_text, derived_id, entry_of, new_id
-from idempotent.outbox.inserts import Home, Inserts, autocommits, no_transaction
+from idempotent.outbox.entries import Entry, Transactions, demand_text, derived_id, entry_of, new_id
+from idempotent.outbox.inserts import Inserts, autocommits, no_transaction
 from idempotent.outbox.store import OutboxStore
 from idempotent.outbox.wakes import Notifier
 from idempotent.processing.calling import claim_if_any, inside_handler, inside_leased_batch
@@ -35,19 +35,28 @@ from idempotent.validation import flag
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-_WHERE: Final = "a Session, an AsyncSession or a Connection"
 # A claim is forgotten when so many younger ones have sent something.
 _MOST_CLAIMS: Final = 100_000
-# Weak: a Session that is dropped without close() must give its connection back.
-_Transactions: TypeAlias = "tuple[ReferenceType[SessionTransaction], ...]"
-# What was sent in a Session's transaction, until that ends.
-_pending: Final[WeakKeyDictionary[Session, dict[Sends, list[_Sent]]]] = WeakKeyDictionary()
-# Sessions whose transaction is being committed: what is sent in them now is written at once.
-_committing: Final[WeakSet[Session]] = WeakSet()
-# Sessions that have a connection in AUTOCOMMIT: a rollback would leave the effect, and take its messages.
-_autocommitting: Final[WeakSet[Session]] = WeakSet()
-# The pools of the connections in a Session's transaction: more than one are several databases.
-_pools: Final[WeakKeyDictionary[Session, WeakSet[Pool]]] = WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class _Life:
+    """What is known of a Session until its transaction ends.
+
+    Attributes:
+        sent: what was sent in it, by outbox.
+        pools: those of its connections: more than one are several databases.
+        autocommits: whether one of these is in AUTOCOMMIT: a rollback would leave the effect, and take its messages.
+        is_committing: what is sent now is written at once.
+    """
+
+    sent: dict[Outbox, list[Entry]] = field(default_factory=dict)
+    pools: WeakSet[Pool] = field(default_factory=WeakSet)
+    autocommits: bool = False
+    is_committing: bool = False
+
+
+_lives: Final[WeakKeyDictionary[Session, _Life]] = WeakKeyDictionary()
 # Savepoints that were released: their end is no rollback.
 _released: Final[WeakSet[SessionTransaction]] = WeakSet()
 
@@ -91,8 +100,7 @@ class Outbox:
                 raise ConfigurationError("notify=True is for PostgreSQL: other databases have no NOTIFY")
             self.committed.append(self._notifier.tell)
         self._observers: Final = Observers(observers)
-        self._inserts = Inserts(table, Home(self.store.connections.engine.url, table, schema))
-        self._sends = Sends(self._inserts, self._has_committed, ids.release)
+        self._inserts = Inserts(self.store.connections.engine.url, table, schema)
 
     def send(
         self,
@@ -134,7 +142,7 @@ class Outbox:
         if isinstance(target, Session):
             entry = self._entry(message, order_key, to, delay_s, dedup)
             try:
-                self._sends.add(target, entry)
+                self._add(target, entry)
             except BaseException:
                 ids.release([entry])
                 raise
@@ -142,7 +150,11 @@ class Outbox:
             entry = self._entry(message, order_key, to, delay_s, dedup)
             self._inserts.write(target, [entry])
         else:
-            raise _not_a_session(session)
+            kind = type(session).__name__
+            hint = ": use `await outbox.send_on(connection, message)`" if kind == "AsyncConnection" else ""
+            raise ConfigurationError(
+                f"give a Session, an AsyncSession or a Connection, not of type {kind}{hint}"
+            )
         return entry.message_id
 
     async def send_on(self, connection: AsyncConnection, message: Message, **options: Any) -> str:
@@ -169,7 +181,9 @@ class Outbox:
                 "await session.run_sync(outbox.flush)"
             )
         if target.in_transaction():
-            self._sends.write(target)
+            unwritten = [each for each in _life_of(target).sent.get(self, ()) if not each.written_inside]
+            if unwritten:
+                self._inserts.write(_connection(target), unwritten, _transactions(target))
 
     def close(self) -> None:
         """Close the connections of the relay and of the questions. Idempotent."""
@@ -214,9 +228,30 @@ class Outbox:
                 ids.give(claim, message, entry, dedup)
         return entry
 
-    def _has_committed(self) -> None:
-        for tell in tuple(self.committed):
-            tell()
+    def _add(self, session: Session, entry: Entry) -> None:
+        """Add an entry to the Session's current transaction, or savepoint. Nothing is sent to the database.
+
+        Raises:
+            ConfigurationError: the Session has no transaction that could still commit.
+        """
+        if not session.in_transaction():
+            if not session.autobegin:
+                raise ConfigurationError(
+                    "the Session has autobegin=False: begin its transaction before you send"
+                )
+            session.begin()
+        life = _life_of(session)
+        if life.autocommits:
+            raise no_transaction()
+        innermost = _innermost(session)
+        if innermost is None or not innermost.is_active:
+            raise ConfigurationError(
+                "the Session's transaction, or savepoint, has ended or failed: nothing that is sent in it could commit"
+            )
+        entry.inside = _transactions(session)
+        life.sent.setdefault(self, []).append(entry)
+        if life.is_committing:
+            self.flush(session)
 
 
 def _demand_engine_or_url(given: object) -> None:
@@ -241,12 +276,6 @@ def _plain(session: object) -> object:
     if isinstance(session, scoped_session):
         return session()
     return getattr(session, "sync_session", session)
-
-
-def _not_a_session(given: object) -> ConfigurationError:
-    kind = type(given).__name__
-    hint = ": use `await outbox.send_on(connection, message)`" if kind == "AsyncConnection" else ""
-    return ConfigurationError(f"give {_WHERE}, not of type {kind}{hint}")
 
 
 class DerivedIds:
@@ -298,78 +327,10 @@ ids: Final = DerivedIds()
 """Those of all outboxes of the process: a handler may use several for one table."""
 
 
-@dataclass(slots=True)
-class _Sent:
-    """An entry that was sent.
-
-    Attributes:
-        entry: the entry.
-        inside: the transactions that it belongs to: the innermost savepoint first, the whole one last.
-        written_inside: those in which it was written; empty: it was not.
-    """
-
-    entry: Entry
-    inside: _Transactions
-    written_inside: _Transactions = ()
-
-
-class Sends:
-    """The entries of one outbox in all Sessions.
-
-    Args:
-        inserts: writes them.
-        committed: called when a transaction with entries has committed.
-        dropped: called with the entries of a transaction, or savepoint, that did not commit.
-    """
-
-    def __init__(
-        self, inserts: Inserts, committed: Callable[[], object], dropped: Callable[[list[Entry]], object]
-    ) -> None:
-        self._inserts = inserts
-        self.committed: Final = committed
-        self.dropped: Final = dropped
-
-    def add(self, session: Session, entry: Entry) -> None:
-        """Add an entry to the Session's current transaction, or savepoint. Nothing is sent to the database.
-
-        Raises:
-            ConfigurationError: the Session has no transaction that could still commit.
-        """
-        if not session.in_transaction():
-            if not session.autobegin:
-                raise ConfigurationError(
-                    "the Session has autobegin=False: begin its transaction before you send"
-                )
-            session.begin()
-        if session in _autocommitting:
-            raise no_transaction()
-        innermost = _innermost(session)
-        if innermost is None or not innermost.is_active:
-            raise ConfigurationError(
-                "the Session's transaction, or savepoint, has ended or failed: nothing that is sent in it could commit"
-            )
-        _of_session(session).setdefault(self, []).append(_Sent(entry, _transactions(session)))
-        if session in _committing:
-            self.write(session)
-
-    def write(self, session: Session) -> None:
-        """Write what was sent in the current transaction and is not written yet."""
-        unwritten = [sent for sent in _pending.get(session, {}).get(self, ()) if not sent.written_inside]
-        if unwritten:
-            connection, inside = _connection(session), _transactions(session)
-            by_entry = {id(sent.entry): sent for sent in unwritten}
-
-            def note(written: Sequence[Entry]) -> None:
-                for entry in written:
-                    by_entry[id(entry)].written_inside = inside
-
-            self._inserts.write(connection, [sent.entry for sent in unwritten], note)
-
-
-def _of_session(session: Session) -> dict[Sends, list[_Sent]]:
-    found = _pending.get(session)
+def _life_of(session: Session) -> _Life:
+    found = _lives.get(session)
     if found is None:
-        found = _pending[session] = {}
+        found = _lives[session] = _Life()
     return found
 
 
@@ -377,7 +338,7 @@ def _innermost(session: Session) -> SessionTransaction | None:
     return session.get_nested_transaction() or session.get_transaction()
 
 
-def _transactions(session: Session) -> _Transactions:
+def _transactions(session: Session) -> Transactions:
     inner = _innermost(session)
     found: list[ReferenceType[SessionTransaction]] = []
     while inner is not None:
@@ -402,7 +363,7 @@ def _connection(session: Session) -> Connection:
         raise ConfigurationError(
             f"the Session has no engine of its own: make it with Session(engine), or, if it has binds, {how}"
         ) from error
-    if len(_pools.get(session, ())) > 1:
+    if len(_life_of(session).pools) > 1:
         raise ConfigurationError(
             f"the transaction of this Session is in several databases, which do not commit together: {how}"
         )
@@ -411,10 +372,11 @@ def _connection(session: Session) -> Connection:
 
 @event.listens_for(Session, "after_begin")
 def _after_begin(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
-    _pools.setdefault(session, WeakSet()).add(connection.engine.pool)
+    life = _life_of(session)
+    life.pools.add(connection.engine.pool)
     if autocommits(connection):
-        _autocommitting.add(session)
-        if any(_pending.get(session, {}).values()):
+        life.autocommits = True
+        if any(life.sent.values()):
             raise no_transaction()
 
 
@@ -422,9 +384,10 @@ def _after_begin(session: Session, _transaction: SessionTransaction, connection:
 def _before_commit(session: Session) -> None:
     if session.in_nested_transaction():
         return  # a savepoint is released
-    for sends in list(_pending.get(session, ())):
-        sends.write(session)
-    _committing.add(session)
+    life = _life_of(session)
+    for outbox in list(life.sent):
+        outbox.flush(session)
+    life.is_committing = True
 
 
 @event.listens_for(Session, "after_commit")
@@ -433,25 +396,23 @@ def _after_commit(session: Session) -> None:
     if nested is not None:
         _released.add(nested)
         return
-    _committing.discard(session)
-    for sends in _pending.pop(session, {}):
-        sends.committed()
+    life = _lives.pop(session, _Life())
+    for outbox in life.sent:
+        for tell in tuple(outbox.committed):
+            tell()
 
 
 @event.listens_for(Session, "after_transaction_end")
 def _after_end(session: Session, ended: SessionTransaction) -> None:
     """Forget what was sent in a transaction, or savepoint, that did not commit: it was rolled back, or closed."""
-    if ended.parent is None:
-        _committing.discard(session)
-        _autocommitting.discard(session)
-        _pools.pop(session, None)
-    elif not ended.nested or ended in _released:
+    if ended.parent is not None and (not ended.nested or ended in _released):
         return
     gone = ref(ended)
-    for sends, sent in _pending.get(session, {}).items():
-        dropped = [each.entry for each in sent if gone in each.inside]
-        sent[:] = [each for each in sent if gone not in each.inside]
-        sends.dropped(dropped)
-        for each in sent:
+    for entries in _life_of(session).sent.values():
+        ids.release([each for each in entries if gone in each.inside])
+        entries[:] = [each for each in entries if gone not in each.inside]
+        for each in entries:
             if gone in each.written_inside:
                 each.written_inside = ()
+    if ended.parent is None:
+        _lives.pop(session, None)

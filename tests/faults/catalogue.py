@@ -206,8 +206,8 @@ FAULTS: Final = (
     Fault(
         "an outbox writes where the session of a handler looks",
         "idempotent/outbox/inserts.py",
-        "return store.connections.dialect.schema",
-        "return None",
+        "found = store.connections.dialect.schema",
+        "found = None",
         "tests/stores/sql/test_changed_sessions.py -k 'no_session_leads and postgres and leased'",
     ),
     Fault(
@@ -2823,7 +2823,7 @@ FAULTS: Final = (
     Fault(
         "outbox: what is sent in the flush of a commit is lost",
         "idempotent/outbox/outbox.py",
-        "    _committing.add(session)\n",
+        "    life.is_committing = True\n",
         "    pass\n",
         f"{_OUTBOX}/sending/test_odd_sessions.py -k first_while_it_commits",
     ),
