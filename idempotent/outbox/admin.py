@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 from sqlalchemy import MetaData
@@ -16,7 +16,7 @@ from idempotent.outbox.entries import BUCKETS
 from idempotent.outbox.headers import decoded_headers
 from idempotent.outbox.outbox import Outbox
 from idempotent.outbox.store import AHEAD_US, OutboxStore
-from idempotent.schema import outbox_name, outbox_tables
+from idempotent.schema import outbox_tables
 from idempotent.stores.sql.cursor import Row
 from idempotent.stores.sql.grants import RIGHTS
 from idempotent.stores.sql.rights import grant_on, grant_to_user, missing_rights
@@ -28,36 +28,16 @@ _OLD_S: Final = 300.0
 # A relay deletes what it publishes: PostgreSQL needs VACUUM to use the space again, and reads pass over what is dead.
 _DEAD_ROWS: Final = 100_000
 _DEAD_ROWS_OF: Final = "SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = to_regclass(?)"
-# What does not happen without a right on one of the tables.
+# What does not happen without one of the RIGHTS on a table.
 _HOLDS: Final = "a relay cannot hold what a broker refuses"
 _DELAYED: Final = "a relay does not publish what was delayed"
 _UNREAD: Final = "a relay, and this command, cannot read it"
 _LEASES: Final = "a relay gets nothing to publish"
 _RIGHTS: Final = {
-    "": {
-        "SELECT": _UNREAD,
-        "INSERT": "nothing can be sent",
-        "UPDATE": _HOLDS,
-        "DELETE": "a relay publishes nothing more",
-    },
-    "_delayed": {
-        "SELECT": _UNREAD,
-        "INSERT": "nothing can be sent with delay_s",
-        "UPDATE": _DELAYED,
-        "DELETE": _DELAYED,
-    },
-    "_held": {
-        "SELECT": _UNREAD,
-        "INSERT": _HOLDS,
-        "UPDATE": _HOLDS,
-        "DELETE": "what was held is not published",
-    },
-    "_leases": {
-        "SELECT": _UNREAD,
-        "INSERT": _LEASES,
-        "UPDATE": _LEASES,
-        "DELETE": "relays that died are never forgotten",
-    },
+    "": (_UNREAD, "nothing can be sent", _HOLDS, "a relay publishes nothing more"),
+    "_delayed": (_UNREAD, "nothing can be sent with delay_s", _DELAYED, _DELAYED),
+    "_held": (_UNREAD, _HOLDS, _HOLDS, "what was held is not published"),
+    "_leases": (_UNREAD, _LEASES, _LEASES, "relays that died are never forgotten"),
 }
 # An identity column needs no right on its sequence, a serial one does.
 _NUMBERING: Final = (
@@ -110,7 +90,6 @@ class OutboxAdmin:
 
     def __init__(self, outbox: Outbox) -> None:
         self._store = outbox.store
-        self._name: Final = outbox_name(outbox.table)
 
     def stats(self) -> OutboxStats:
         """How much is in the outbox.
@@ -126,7 +105,27 @@ class OutboxAdmin:
         Raises:
             StoreError: the database failed or did not answer.
         """
-        yield from _findings(self._store, self._name)
+        store = self._store
+        try:
+            denied = [*_rights(store)]
+            if any(each.final for each in denied):
+                yield from denied
+                return
+            denied += _sequences(store)
+            stats = store.stats()
+        except SchemaError:
+            return  # an application's own history need not have an outbox; what has to be there is checked elsewhere
+        found = [*denied, *_unpublished(store, stats), *_clock(store), *_dead(store)]
+        if found:
+            yield from found
+        elif stats.oldest_s is None:
+            yield Finding(Level.OK, f"the outbox {store.name} is empty; relays at work: {stats.relays}")
+        else:
+            yield Finding(
+                Level.OK,
+                f"the outbox {store.name}: {stats.waiting:,} to publish, the oldest for {stats.oldest_s:,.0f} s; "
+                f"relays at work: {stats.relays}",
+            )
 
     def listed(self, limit: int, *, held: bool = False, message_id: str | None = None) -> list[Listed]:
         """Messages that wait, in the order of their rows; then those that are delayed.
@@ -250,47 +249,7 @@ def _left(due_in_us: int) -> float:
     return max(due_in_us, 0) / 1e6
 
 
-def _findings(store: OutboxStore, name: str) -> Iterator[Finding]:
-    """Check what waits and for how long, whether a relay is at work and may work, and how much of the table is dead.
-
-    Args:
-        store: the outbox.
-        name: its table.
-
-    Raises:
-        StoreError: the database failed or did not answer.
-    """
-    try:
-        denied = [*_rights(store, name)]
-        if any(each.final for each in denied):
-            yield from denied
-            return
-        denied += _sequences(store)
-        stats = store.stats()
-    except SchemaError:
-        return  # an application's own history need not have an outbox; what has to be there is checked elsewhere
-    unserved = store.unserved() if stats.relays else {}
-    found = [
-        *denied,
-        *_waiting(store, stats, name),
-        *_unserved(store, unserved, name),
-        *_held(store, stats, name),
-        *_clock(store, name),
-        *_dead(store, name),
-    ]
-    yield from found or [Finding(Level.OK, _figures(stats, name))]
-
-
-def _figures(stats: OutboxStats, name: str) -> str:
-    if stats.oldest_s is None:
-        return f"the outbox {name} is empty; relays at work: {stats.relays}"
-    return (
-        f"the outbox {name}: {stats.waiting:,} to publish, the oldest for {stats.oldest_s:,.0f} s; relays at work: "
-        f"{stats.relays}"
-    )
-
-
-def _rights(store: OutboxStore, name: str) -> Iterator[Finding]:
+def _rights(store: OutboxStore) -> Iterator[Finding]:
     """Whether the user of this connection may do what services and relays do."""
     connections = store.connections
     tables = outbox_tables(MetaData(), store.table)
@@ -302,14 +261,14 @@ def _rights(store: OutboxStore, name: str) -> Iterator[Finding]:
         grants = " ".join(grant_on(connections, table) for table in lacking)
         yield Finding(
             Level.OK,
-            f"this user has no right on the outbox {name}, so it is not looked at",
+            f"this user has no right on the outbox {store.name}, so it is not looked at",
             f"only for a user whose services send or whose relays publish, type: {grants}",
             final=True,
         )
         return
     for table, missing in lacking.items():
         if missing:
-            needed = _RIGHTS[table.removeprefix(name)]
+            needed = dict(zip(RIGHTS, _RIGHTS[table.removeprefix(store.name)], strict=True))
             named = ["SELECT"] if "SELECT" in missing else missing  # nothing can be said without it
             causes = dict.fromkeys(needed[right] for right in named)
             yield Finding(
@@ -331,57 +290,49 @@ def _sequences(store: OutboxStore) -> Iterator[Finding]:
                 granted = grant_to_user(store.connections, ["USAGE"], f"SEQUENCE {sequence}")
                 yield Finding(
                     Level.ERROR,
-                    f"this user has no right to USAGE of the sequence {sequence}: {_RIGHTS[suffix]['INSERT']}",
+                    f"this user has no right to USAGE of the sequence {sequence}: {_RIGHTS[suffix][1]}",
                     f"type, as a user who may grant it: {granted} Likewise to the user of each service and relay",
                 )
 
 
-def _waiting(store: OutboxStore, stats: OutboxStats, name: str) -> Iterator[Finding]:
+def _unpublished(store: OutboxStore, stats: OutboxStats) -> Iterator[Finding]:
+    """Whether relays are at work for all that waits, how old it is, and whether a broker refuses something."""
     unpublished = stats.waiting + stats.held + stats.delayed
     if unpublished and not stats.relays:
         yield Finding(
             Level.ERROR,
-            f"no relay is at work, and messages wait in {name}: {unpublished:,}",
+            f"no relay is at work, and messages wait in {store.name}: {unpublished:,}",
             f"let a Worker have services=[Relay(...)], or type: {store.command('relay')} --broker URL",
         )
     elif stats.oldest_s is not None and stats.oldest_s > _OLD_S:
         yield Finding(
             Level.WARNING,
-            f"messages wait in {name}, the oldest for {stats.oldest_s:,.0f} s: {stats.waiting:,}",
+            f"messages wait in {store.name}, the oldest for {stats.oldest_s:,.0f} s: {stats.waiting:,}",
             "the log of the relays says why: relay_waits or relay_has_no_publisher",
         )
-
-
-def _unserved(store: OutboxStore, unserved: Mapping[str, int], name: str) -> Iterator[Finding]:
-    for destination, messages in unserved.items():
+    for destination, messages in store.unserved().items() if stats.relays else ():
         broker = f"the broker {destination!r}" if destination else "the broker without a name"
         yield Finding(
             Level.ERROR,
-            f"messages wait in {name} for {broker}, to which no relay publishes: {messages:,}",
+            f"messages wait in {store.name} for {broker}, to which no relay publishes: {messages:,}",
             "give the relays a publisher of that name, as `send(to=...)` says it: Relay(outbox, {name: adapter}), or "
             f"type: {store.command('relay')} --broker {shlex.quote(f'{destination}=URL' if destination else 'URL')}",
         )
-
-
-def _held(store: OutboxStore, stats: OutboxStats, name: str) -> Iterator[Finding]:
     if stats.held:
         yield Finding(
             Level.WARNING,
-            f"{stats.held:,} messages are held in {name}, behind {stats.lanes:,} that a broker refuses",
+            f"{stats.held:,} messages are held in {store.name}, behind {stats.lanes:,} that a broker refuses",
             f"{store.command('outbox', 'list', '--held')}; mend the cause, then {store.command('outbox', 'retry')}",
         )
 
 
-def _clock(store: OutboxStore, name: str) -> Iterator[Finding]:
+def _clock(store: OutboxStore) -> Iterator[Finding]:
     """Whether messages were delayed or held later than now: the clock of the database has gone back."""
+    wait = f"wait, or lower due_at in {store.name}_delayed: microseconds"
+    retry = f"{store.command('outbox', 'retry')} lets relays try them again at once"
     for table, column, what, hint in (
-        ("delayed", "created_at", "delayed", f"wait, or lower due_at in {name}_delayed: microseconds"),
-        (
-            "held",
-            "held_at",
-            "refused",
-            f"{store.command('outbox', 'retry')} lets relays try them again at once",
-        ),
+        ("delayed", "created_at", "delayed", wait),
+        ("held", "held_at", "refused", retry),
     ):
         statement = (
             f"SELECT COUNT(*), MAX({column}) - {{now}}, MAX(due_at) - {{now}} FROM {{{table}}}"
@@ -392,12 +343,12 @@ def _clock(store: OutboxStore, name: str) -> Iterator[Finding]:
             yield Finding(
                 Level.WARNING,
                 f"the database's clock has gone back, by {back_us / 1e6:,.0f} s or more: {found:,} {what} messages in "
-                f"{name}_{table} wait longer by that, for up to {due_us / 1e6:,.0f} s",
+                f"{store.name}_{table} wait longer by that, for up to {due_us / 1e6:,.0f} s",
                 hint,
             )
 
 
-def _dead(store: OutboxStore, name: str) -> Iterator[Finding]:
+def _dead(store: OutboxStore) -> Iterator[Finding]:
     if store.connections.dialect.name != "postgresql":
         return
     counted = store.ask(_DEAD_ROWS_OF, store.text("{waiting}"))
@@ -405,7 +356,7 @@ def _dead(store: OutboxStore, name: str) -> Iterator[Finding]:
     if dead > _DEAD_ROWS:
         yield Finding(
             Level.WARNING,
-            f"{dead:,} dead rows in {name} have not been vacuumed: reads pass over them",
-            f"end transactions that stay open, and type: ALTER TABLE {name} SET (autovacuum_vacuum_scale_factor = 0,"
-            " autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0)",
+            f"{dead:,} dead rows in {store.name} have not been vacuumed: reads pass over them",
+            f"end transactions that stay open, and type: ALTER TABLE {store.name} SET (autovacuum_vacuum_scale_factor ="
+            " 0, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0)",
         )

@@ -28,7 +28,7 @@ from idempotent.outbox.inserts import Inserts, autocommits, no_transaction
 from idempotent.outbox.store import OutboxStore
 from idempotent.outbox.wakes import Notifier
 from idempotent.processing.calling import claim_if_any, inside_handler, inside_leased_batch
-from idempotent.schema import DEFAULT_TABLE, ID_LENGTH, outbox_name, validate_table_name
+from idempotent.schema import DEFAULT_TABLE, ID_LENGTH, validate_table_name
 from idempotent.stores.sql.engines import AnyEngine
 from idempotent.validation import flag
 
@@ -90,7 +90,7 @@ class Outbox:
         self.table: Final = validate_table_name(table)
         _demand_engine_or_url(engine_or_url)
         self.store: Final = OutboxStore(engine_or_url, table, schema)
-        self.channel: Final = outbox_name(table)
+        self.channel: Final = self.store.name
         """What relays listen to on PostgreSQL."""
         self.committed: Final[list[Callable[[], object]]] = []
         """Called when a transaction of this process has committed messages: wakes relays."""

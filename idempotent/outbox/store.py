@@ -5,16 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Final
 
+from idempotent.checkers.sql.store import SqlStore
 from idempotent.observe.events import OutboxStats
 from idempotent.outbox.headers import decoded_headers
-from idempotent.schema import ERROR_TEXT_LENGTH, outbox_name, validate_schema
-from idempotent.stores.sql.bridge import Bridge
-from idempotent.stores.sql.connections import AwaitedConnections, Connections
+from idempotent.schema import ERROR_TEXT_LENGTH, outbox_name
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
-from idempotent.stores.sql.engines import AnyEngine, engine_from
-from idempotent.stores.sql.faults import options_for
+from idempotent.stores.sql.engines import AnyEngine
 from idempotent.values import value
 
 AHEAD_US: Final = 1_000_000
@@ -121,32 +119,25 @@ class OutboxStore:
         table: validated name of the key table that the outbox belongs to.
         schema: where the tables are; None: where the first connection finds the outbox.
 
+    Attributes:
+        name: the outbox's, which is that of its first table.
+
     Raises:
         ConfigurationError: an invalid URL or schema, or an unsupported database.
         MissingExtraError: the database's driver is not installed.
     """
 
     def __init__(self, engine_or_url: AnyEngine, table: str, schema: str | None = None) -> None:
-        engine = engine_from(engine_or_url, asynchronous=True)
         self.table: Final = table
-        self._owns_engine = engine is not getattr(engine_or_url, "sync_engine", engine_or_url)
-        self._bridge = Bridge()
-        self._schema = validate_schema(schema)
-        options: dict[str, Any] = {
-            "located_by": outbox_name(table),
-            "schema": self._schema,
-            "waits_briefly": True,
-        }
-        self.connections: Final = (
-            AwaitedConnections(self._bridge, engine, table, **options)
-            if engine.dialect.is_async
-            else Connections(engine, table, **options)
+        self.name: Final = outbox_name(table)
+        self._database = SqlStore(
+            engine_or_url, table, schema=schema, located_by=self.name, asynchronous=True
         )
+        self.connections: Final = self._database.connections
 
     def command(self, *words: str) -> str:
         """`idempotent` with these words, for this outbox, as a person types it."""
-        named = options_for(self.connections.engine, self.table, self._schema)
-        return f"idempotent {shlex.join(words)} {named}"
+        return f"idempotent {shlex.join(words)} {self._database.command_options}"
 
     def ask(self, statement: str, *parameters: object, many: bool = False) -> Sequence[Row]:
         """The rows of a query."""
@@ -166,8 +157,11 @@ class OutboxStore:
 
     @cached_property
     def _names(self) -> Mapping[str, str]:
-        dialect, name = self.connections.dialect, outbox_name(self.table)
-        tables = {"waiting": name, **{each: f"{name}_{each}" for each in ("delayed", "held", "leases")}}
+        dialect = self.connections.dialect
+        tables = {
+            "waiting": self.name,
+            **{each: f"{self.name}_{each}" for each in ("delayed", "held", "leases")},
+        }
         return {"now": dialect.now_us, **{each: dialect.located(tables[each]) for each in tables}}
 
     def read(self, limits: Mapping[int, int], destination: str | None = None) -> list[Waiting]:
@@ -195,7 +189,7 @@ class OutboxStore:
                     f" ORDER BY bucket, id LIMIT {limit:d}) AS w"
                 )
             return
-        index = self.connections.dialect.quoted(f"ix_{outbox_name(self.table)}_bucket")
+        index = self.connections.dialect.quoted(f"ix_{self.name}_bucket")
         for bucket, limit in limits.items():
             part = (
                 f"SELECT id, {_MESSAGE} FROM {{waiting}}{f' FORCE INDEX ({index})' if kind == 'mysql' else ''}"
@@ -374,10 +368,7 @@ class OutboxStore:
 
     def close(self) -> None:
         """Close the connections, and the engine if it was made here. Idempotent."""
-        self.connections.close()
-        if self._owns_engine:
-            self.connections.engine.dispose()
-        self._bridge.close()
+        self._database.close()
 
 
 def _seconds(microseconds: int | None) -> float | None:

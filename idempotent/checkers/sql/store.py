@@ -61,7 +61,8 @@ class SqlStore:
         engine_or_url: an SQLAlchemy engine or URL.
         table: name of the key table.
         silence_s: see `limit_silence`.
-        schema: where the tables are; None: where the first connection finds the key table.
+        schema: where the tables are; None: where the first connection finds the key table, or `located_by`.
+        located_by: another table to find.
         asynchronous: accept an AsyncEngine, or the URL of an asyncio driver, too.
 
     Attributes:
@@ -80,9 +81,11 @@ class SqlStore:
         silence_s: float = LONGEST_S,
         *,
         schema: str | None = None,
+        located_by: str | None = None,
         asynchronous: bool = False,
     ) -> None:
         self.table: Final = validate_table_name(table)
+        self._located_by: Final = located_by or table
         self.schema: Final = validate_schema(schema)
         self.engine: Final = engine_from(engine_or_url, asynchronous=asynchronous)
         self.is_async: Final[bool] = self.engine.dialect.is_async
@@ -94,7 +97,7 @@ class SqlStore:
     def more_connections(self) -> Connections:
         """New connections, which share none with `connections`. The caller closes them."""
         options: dict[str, Any] = {
-            "located_by": self.table,
+            "located_by": self._located_by,
             "schema": self.schema,
             "silence_s": self._silence_s,
             "waits_briefly": True,
