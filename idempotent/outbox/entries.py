@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import reprlib
 import time
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from itertools import count
+from threading import Lock
 from typing import Final, TypeAlias
 from weakref import ReferenceType
 
@@ -14,6 +18,7 @@ from sqlalchemy.orm import SessionTransaction
 from idempotent.adapters.copies import without_ours
 from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError
+from idempotent.forks import free_in_child
 from idempotent.message import Message
 from idempotent.outbox.headers import encoded_headers
 from idempotent.schema import DESTINATION_LENGTH, ID_LENGTH, LANE_BYTES
@@ -24,6 +29,12 @@ BUCKETS: Final = 64
 
 # Trace context differs with every attempt of a handler, and does not make another message.
 _OF_A_TRACE: Final = frozenset({"traceparent", "tracestate", "baggage"})
+# A claim is forgotten when so many younger ones have sent something.
+_MOST_CLAIMS: Final = 100_000
+# Of all outboxes of the process, as a handler may use several for one table: for each claim the copies of equal
+# messages that are sent, by their content.
+_copies: Final[OrderedDict[bytes, dict[bytes, set[int]]]] = OrderedDict()
+_lock: Final = free_in_child(Lock())
 # Weak: a Session that is dropped without close() must give its connection back.
 Transactions: TypeAlias = tuple[ReferenceType[SessionTransaction], ...]
 
@@ -40,9 +51,8 @@ class Entry:
         headers: its headers, see `encoded_headers`; None: none.
         body: its payload; None: a tombstone.
         delay_us: microseconds to wait before it is published.
-        first_id: for an id that is derived from the content: the id of the first message with this content.
-        owner: then also the token of the claim whose handler has sent it.
-        copy: and which of the messages with this content it is.
+        copy: if its id is made of the content: which of the handler's messages with this content it is.
+        copies: the copies of them that are sent.
         inside: the transactions of a Session that it belongs to, by weak references: the innermost savepoint first.
         written_inside: those in which it was written; empty: it was not.
     """
@@ -54,9 +64,8 @@ class Entry:
     headers: bytes | None
     body: bytes | None
     delay_us: int = 0
-    first_id: str = ""
-    owner: bytes = b""
     copy: int = 0
+    copies: set[int] = field(default_factory=set)
     inside: Transactions = ()
     written_inside: Transactions = ()
 
@@ -97,14 +106,23 @@ def entry_of(
     )
 
 
-def derived_id(
-    claim: Claim, message: Message, destination: str, order_key: str | None, dedup: str | None, copy: int
-) -> str:
-    """The id of a message that a leased handler sends: the same when the handler runs again.
+def derive_id(entry: Entry, claim: Claim, message: Message, dedup: str | None) -> None:
+    """Give an entry that a leased handler sends its id: the same when the handler runs again.
 
-    It is made of the key that the handler claimed and of `dedup`, or else of the content and of how many equal ones the
-    handler has sent before. Never of the ordinal of a send: a second run that takes another path would send another
-    content under an id that is already known, and the next consumer would drop it.
+    It is made of the key that the handler claimed and of `dedup`, or else of the content and of how many equal messages
+    the handler has sent before: it is the id of the first copy which no open or committed transaction has, so that a
+    copy which was rolled back and is sent again has the id of a run in which it was not. Never of the ordinal of a
+    send: a second run that takes another path would send another content under an id that is already known, and the
+    next consumer would drop it.
+
+    Args:
+        entry: what is sent.
+        claim: of the handler.
+        message: the same as the entry.
+        dedup: the name that the handler gave it.
+
+    Raises:
+        ConfigurationError: the handler has used that name before.
     """
     if dedup is not None:
         parts = [b"dedup", dedup.encode()]
@@ -114,14 +132,27 @@ def derived_id(
         }
         parts = [
             b"content",
-            destination.encode(),
-            message.subject.encode(),
-            b"" if order_key is None else b"+" + order_key.encode(),
+            entry.destination.encode(),
+            entry.subject.encode(),
+            b"" if entry.order_key is None else b"+" + entry.order_key.encode(),
             encoded_headers(headers) or b"",
-            b"" if message.body is None else b"+" + message.body,
-            str(copy).encode(),
+            b"" if entry.body is None else b"+" + entry.body,
         ]
-    return _digest(claim.key.hash, *parts).hex()
+    content = _digest(claim.key.hash, *parts)
+    with _lock:
+        entry.copies = _copies.setdefault(claim.owner, {}).setdefault(content, entry.copies)
+        _copies.move_to_end(claim.owner)
+        if dedup is not None and entry.copies:
+            raise ConfigurationError(
+                f"the handler has sent another message with dedup={dedup!r}: give each its own name"
+            )
+        entry.copy = next(number for number in count() if number not in entry.copies)
+        entry.copies.add(entry.copy)
+        while len(_copies) > _MOST_CLAIMS:
+            _copies.popitem(last=False)
+    if dedup is None:
+        parts.append(str(entry.copy).encode())
+    entry.message_id = _digest(claim.key.hash, *parts).hex()
 
 
 def new_id() -> str:
@@ -142,7 +173,7 @@ def demand_text(given: object, name: str, longest: int, *, empty: bool = False) 
         return given
     raise ConfigurationError(
         f"{name} must be a string of {0 if empty else 1} to {longest} characters, without NUL and half surrogates, "
-        f"not {_shown(given)}"
+        f"not {reprlib.repr(given)}"
     )
 
 
@@ -150,13 +181,6 @@ def _is_storable(text: str) -> bool:
     if "\0" in text:
         return False
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _shown(given: object) -> str:
-    text = repr(given)
-    if len(text) <= ID_LENGTH:
-        return text
-    return f"one of {len(given)} characters" if isinstance(given, str) else f"a {type(given).__name__}"
 
 
 def _digest(*parts: bytes) -> bytes:

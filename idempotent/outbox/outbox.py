@@ -6,11 +6,8 @@ class Session, from the import on: one that a Session gets at its first `send` w
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from itertools import count
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
@@ -18,12 +15,10 @@ from sqlalchemy import URL, Connection, Engine, Pool, event
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
-from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError
-from idempotent.forks import free_in_child
 from idempotent.message import Message
 from idempotent.observe.observers import Observer, Observers
-from idempotent.outbox.entries import Entry, Transactions, demand_text, derived_id, entry_of, new_id
+from idempotent.outbox.entries import Entry, Transactions, demand_text, derive_id, entry_of, new_id
 from idempotent.outbox.inserts import Inserts, autocommits, no_transaction
 from idempotent.outbox.store import OutboxStore
 from idempotent.outbox.wakes import Notifier
@@ -34,9 +29,6 @@ from idempotent.validation import flag
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-
-# A claim is forgotten when so many younger ones have sent something.
-_MOST_CLAIMS: Final = 100_000
 
 
 @dataclass(slots=True)
@@ -144,7 +136,7 @@ class Outbox:
             try:
                 self._add(target, entry)
             except BaseException:
-                ids.release([entry])
+                entry.copies.discard(entry.copy)
                 raise
         elif isinstance(target, Connection):
             entry = self._entry(message, order_key, to, delay_s, dedup)
@@ -225,7 +217,7 @@ class Outbox:
             if claim is None or not claim.owner or claim.transaction is not None:
                 entry.message_id = new_id()
             else:
-                ids.give(claim, message, entry, dedup)
+                derive_id(entry, claim, message, dedup)
         return entry
 
     def _add(self, session: Session, entry: Entry) -> None:
@@ -276,55 +268,6 @@ def _plain(session: object) -> object:
     if isinstance(session, scoped_session):
         return session()
     return getattr(session, "sync_session", session)
-
-
-class DerivedIds:
-    """Gives ids, and tells apart the equal messages that one run of a handler sends. Thread-safe."""
-
-    def __init__(self) -> None:
-        # For each claim the numbers of the copies that are sent, by the id of the first one.
-        self._taken: OrderedDict[bytes, dict[str, set[int]]] = OrderedDict()
-        self._lock = free_in_child(Lock())
-
-    def give(self, claim: Claim, message: Message, entry: Entry, dedup: str | None) -> None:
-        """Give an entry its id: that of the first copy which no open or committed transaction has.
-
-        So a copy that was rolled back and is sent again has the id of a run in which it was not.
-
-        Args:
-            claim: of the handler.
-            message: what it sends.
-            entry: the same, without an id.
-            dedup: the name that the handler gave it.
-
-        Raises:
-            ConfigurationError: the handler has used that name before.
-        """
-        entry.owner = claim.owner
-        entry.first_id = derived_id(claim, message, entry.destination, entry.order_key, dedup, 0)
-        with self._lock:
-            copies = self._taken.setdefault(claim.owner, {}).setdefault(entry.first_id, set())
-            self._taken.move_to_end(claim.owner)
-            if dedup is not None and copies:
-                raise ConfigurationError(
-                    f"the handler has sent another message with dedup={dedup!r}: give each its own name"
-                )
-            entry.copy = next(number for number in count() if number not in copies)
-            copies.add(entry.copy)
-            while len(self._taken) > _MOST_CLAIMS:
-                self._taken.popitem(last=False)
-        entry.message_id = derived_id(claim, message, entry.destination, entry.order_key, dedup, entry.copy)
-
-    def release(self, entries: Iterable[Entry]) -> None:
-        """Forget what was rolled back."""
-        with self._lock:
-            for entry in entries:
-                if entry.first_id:
-                    self._taken.get(entry.owner, {}).get(entry.first_id, set()).discard(entry.copy)
-
-
-ids: Final = DerivedIds()
-"""Those of all outboxes of the process: a handler may use several for one table."""
 
 
 def _life_of(session: Session) -> _Life:
@@ -409,10 +352,11 @@ def _after_end(session: Session, ended: SessionTransaction) -> None:
         return
     gone = ref(ended)
     for entries in _life_of(session).sent.values():
-        ids.release([each for each in entries if gone in each.inside])
-        entries[:] = [each for each in entries if gone not in each.inside]
         for each in entries:
+            if gone in each.inside:
+                each.copies.discard(each.copy)
             if gone in each.written_inside:
                 each.written_inside = ()
+        entries[:] = [each for each in entries if gone not in each.inside]
     if ended.parent is None:
         _lives.pop(session, None)

@@ -2808,15 +2808,15 @@ FAULTS: Final = (
     ),
     Fault(
         "outbox: the id of a leased handler's message depends on what it sent before",
-        "idempotent/outbox/outbox.py",
-        "copies = self._taken.setdefault(claim.owner, {}).setdefault(entry.first_id, set())",
-        'copies = self._taken.setdefault(claim.owner, {}).setdefault("", set())',
+        "idempotent/outbox/entries.py",
+        "entry.copies = _copies.setdefault(claim.owner, {}).setdefault(content, entry.copies)",
+        'entry.copies = _copies.setdefault(claim.owner, {}).setdefault(b"", entry.copies)',
         f"{_OUTBOX}/sending/test_send.py -k runs_again",
     ),
     Fault(
         "outbox: equal messages of two transactions of a handler have one id",
-        "idempotent/outbox/outbox.py",
-        "            copies.add(entry.copy)\n",
+        "idempotent/outbox/entries.py",
+        "        entry.copies.add(entry.copy)\n",
         "",
         f"{_OUTBOX}/sending/test_odd_sessions.py -k two_ids",
     ),
@@ -2963,8 +2963,8 @@ FAULTS: Final = (
     Fault(
         "outbox: what was rolled back keeps its number",
         "idempotent/outbox/outbox.py",
-        "                    self._taken.get(entry.owner, {}).get(entry.first_id, set()).discard(entry.copy)\n",
-        "                    pass\n",
+        "                each.copies.discard(each.copy)\n",
+        "                pass\n",
         f"{_OUTBOX}/sending/test_several_sessions.py -k same_id_when",
     ),
     Fault(
