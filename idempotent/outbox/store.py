@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Final
 
 from idempotent.checkers.sql.store import SqlStore
@@ -171,7 +172,7 @@ class OutboxStore:
         only = "" if destination is None else " AND COALESCE(destination = ?, FALSE)"
         statement = " UNION ALL ".join(self.reads(limits, only))
         rows = self.ask(statement, *[destination] * statement.count("?"), many=True)
-        return sorted(map(_waiting, rows), key=lambda message: message.number)
+        return sorted((Waiting(*row) for row in rows), key=attrgetter("number"))
 
     def reads(self, limits: Mapping[int, int], only: str) -> Iterator[str]:
         """The queries of `read`, with this condition."""
@@ -213,14 +214,13 @@ class OutboxStore:
 
     def has_holds(self, buckets: Iterable[int]) -> bool:
         """Whether lanes of these buckets are held."""
-        chosen = sorted(buckets)
-        statement = f"SELECT 1 FROM {{held}} WHERE bucket IN {numbers(chosen)} LIMIT 1"
-        return bool(chosen) and bool(self.ask(statement, many=True))
+        statement = f"SELECT 1 FROM {{held}} WHERE bucket IN {numbers(buckets)} LIMIT 1"
+        return bool(self.ask(statement, many=True))
 
     def held(self, lanes: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
         """Of these lanes, those that are held: how often a message was refused, and the number of that message."""
         statement = f"SELECT lane, attempts, first_id FROM {{held}} WHERE lane IN {_marks(lanes)}"
-        rows = self.ask(statement, *lanes, many=True) if lanes else []
+        rows = self.ask(statement, *lanes, many=True)
         return {bytes(lane): (attempts, first) for lane, attempts, first in rows}
 
     def hold(self, refusals: Sequence[Refusal]) -> None:
@@ -255,14 +255,14 @@ class OutboxStore:
         rows = self.ask(
             f"SELECT h.bucket, h.lane, {_OF_WAITING} FROM {{held}} h"
             " LEFT JOIN {waiting} w ON w.id = h.first_id AND w.bucket = -1 - h.bucket"
-            f" WHERE h.due_at <= {{now}} AND h.bucket IN {numbers(sorted(buckets))}"
+            f" WHERE h.due_at <= {{now}} AND h.bucket IN {numbers(buckets)}"
             f" AND (w.destination = ? OR w.id IS NULL) ORDER BY h.due_at LIMIT {limit:d}",
             destination,
             many=True,
         )
         found = []
         for bucket, lane, *row in rows:
-            first = self._first_held(bucket, bytes(lane)) if row[0] is None else _waiting(tuple(row))
+            first = self._first_held(bucket, bytes(lane)) if row[0] is None else Waiting(*row)
             if first is None or first.destination == destination:
                 found.append(Hold(bucket, bytes(lane), first))
         return found
@@ -274,7 +274,7 @@ class OutboxStore:
             -1 - bucket,
             lane,
         )
-        return _waiting(found[0]) if found else None
+        return Waiting(*found[0]) if found else None
 
     def let_go(self, holds: Sequence[Hold]) -> None:
         """Publish the messages of lanes again."""
@@ -290,11 +290,8 @@ class OutboxStore:
 
     def move_due(self, buckets: Iterable[int], destination: str, limit: int) -> int:
         """Let delayed messages of these buckets wait for the relay when their time has come. Returns how many."""
-        chosen = sorted(buckets)
-        if not chosen:
-            return 0
         statement = (
-            f"SELECT id FROM {{delayed}} WHERE due_at <= {{now}} AND bucket IN {numbers(chosen)} AND destination = ?"
+            f"SELECT id FROM {{delayed}} WHERE due_at <= {{now}} AND bucket IN {numbers(buckets)} AND destination = ?"
             f" ORDER BY due_at, id LIMIT {limit:d}"
         )
         due = [row[0] for row in self.ask(statement, destination, many=True)]
@@ -320,12 +317,10 @@ class OutboxStore:
 
         For example, the table of holds was dropped and created again. None: messages for all brokers.
         """
-        aside = [-1 - bucket for bucket in buckets]
-        if not aside:
-            return 0
+        aside = numbers(-1 - bucket for bucket in buckets)
         only = "" if destination is None else " AND destination = ?"
         return self.change(
-            f"UPDATE {{waiting}} SET bucket = -1 - bucket WHERE bucket IN {numbers(aside)}{only}"
+            f"UPDATE {{waiting}} SET bucket = -1 - bucket WHERE bucket IN {aside}{only}"
             f" AND NOT EXISTS {_IS_HELD % '-1 - {waiting}.bucket'}",
             *(() if destination is None else (destination,)),
             many=True,
@@ -382,19 +377,3 @@ def numbers(given: Iterable[int]) -> str:
 
 def _marks(values: Sequence[object]) -> str:
     return f"({', '.join('?' * len(values))})"
-
-
-def _waiting(row: Row) -> Waiting:
-    number, bucket, lane, message_id, destination, subject, order_key, headers, body, created_at = row
-    return Waiting(
-        number,
-        bucket,
-        bytes(lane),
-        message_id,
-        destination,
-        subject,
-        order_key,
-        None if headers is None else bytes(headers),
-        None if body is None else bytes(body),
-        created_at,
-    )

@@ -2760,7 +2760,7 @@ FAULTS: Final = (
         "outbox: a message is deleted before the broker has it",
         "idempotent/outbox/relays/destination.py",
         "        published = self._publishing.publish([message for",
-        "        self._deletions.add(wave)\n        published = self._publishing.publish([message for",
+        "        self._deletions.finish(wave)\n        published = self._publishing.publish([message for",
         f"{_OUTBOX}/test_relay.py -k did_not_answer",
     ),
     Fault(
@@ -2914,7 +2914,7 @@ FAULTS: Final = (
     Fault(
         "outbox: behind fences the next message is published before the last one is deleted",
         "idempotent/outbox/relays/destination.py",
-        "self._deletions.add if self._publishing.has_fences else self._deletions.begin\n",
+        "self._deletions.finish if self._publishing.has_fences else self._deletions.begin\n",
         "self._deletions.begin\n",
         f"{_OUTBOX}/test_fenced.py -k behind_fences",
     ),
@@ -2991,7 +2991,7 @@ FAULTS: Final = (
     Fault(
         "outbox: a held message is deleted only by its own hold",
         "idempotent/outbox/relays/destination.py",
-        "        self._deletions.add(published.accepted)\n",
+        "        self._deletions.finish(published.accepted)\n",
         "        self._outbox.store.delete({each.number: each.created_at for each in published.accepted})\n",
         f"{_OUTBOX}/test_watching.py -k held_message_that",
     ),

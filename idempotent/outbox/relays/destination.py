@@ -241,7 +241,7 @@ class DestinationRelay:
         mine = self.leases.buckets
         published = self._publishing.publish([message for message in wave if message.bucket in mine])
         # Behind fences a message must not come again after the next one, so it is deleted before that is published.
-        delete = self._deletions.add if self._publishing.has_fences else self._deletions.begin
+        delete = self._deletions.finish if self._publishing.has_fences else self._deletions.begin
         delete(published.accepted)
         self._holds.hold(published.refused)
         return published.answered and not published.refused
@@ -250,7 +250,7 @@ class DestinationRelay:
         """Publish the first messages of held lanes whose time has come, and settle: what follows them is freed too."""
         holds = self._holds.due(buckets)
         published = self._publishing.publish([hold.first for hold in holds if hold.first is not None])
-        self._deletions.add(published.accepted)
+        self._deletions.finish(published.accepted)
         done = {message.number for message in published.accepted}
         self._holds.let_go([hold for hold in holds if hold.first is None or hold.first.number in done])
         self._holds.hold(published.refused)
@@ -259,6 +259,8 @@ class DestinationRelay:
         """Keep the connection to the broker alive, release delayed messages, and try held ones again."""
         store, most = self._outbox.store, self._settings.batch_size
         self._publishing.keep_alive()
+        if not buckets:
+            return
         for _ in range(_MOST_MOVES):
             if store.move_due(buckets, self.destination, most) < most:
                 break

@@ -21,12 +21,10 @@ log = EventLog(__name__)
 
 _MICROSECONDS: Final = 1_000_000
 _PRESENCES: Final = 2**31 - 1
-# The part of a lease in which a bucket is used without asking again. The clocks of two machines differ in speed.
-_CERTAIN: Final = 0.8
 _NO_RELAY: Final = b"\0" * LANE_BYTES
 _HINT: Final = "other relays have the rest; one that was killed keeps its buckets until its lease ends"
 _NAME_BYTES: Final = 4
-_GIVE_BACK: Final = "UPDATE {leases} SET lease_until = 0 WHERE destination = ? AND owner = ?"
+_GIVE_BACK: Final = "UPDATE {leases} SET lease_us = 0, lease_until = 0 WHERE destination = ? AND owner = ?"
 
 
 @value
@@ -35,30 +33,18 @@ class Slot:
 
     Attributes:
         owner: the relay.
-        lease_us: how long a lease of that relay lasts; 0: no relay has had the bucket yet.
-        lease_until: when it ends; 0: the relay has given the bucket back.
-        now: when the row was read.
+        lease_us: how long a lease of that relay lasts; 0: no relay has had the bucket, or it has been given back.
+        left_us: microseconds until the lease ends; below 0: it has ended.
     """
 
     owner: bytes
     lease_us: int
-    lease_until: int
-    now: int
-
-    @property
-    def left_us(self) -> int:
-        """Microseconds until the lease ends; below 0: it has ended."""
-        return self.lease_until - self.now
+    left_us: int
 
     @property
     def lives(self) -> bool:
         """Whether the lease has not ended."""
         return self.left_us >= 0
-
-    @property
-    def is_left_behind(self) -> bool:
-        """Whether a relay had it, and has not given it back."""
-        return not self.lives and self.lease_until > 0 and self.lease_us > 0
 
 
 class BucketLeases:
@@ -82,7 +68,6 @@ class BucketLeases:
         self._owner: Final = owner
         self._buckets: set[int] = set()
         self._shown: set[int] | None = None
-        self._known_until = 0.0
         self._next_look = 0.0
         # Where other relays see this one; 0: it has not reached the database yet.
         self._slot = 0
@@ -101,7 +86,7 @@ class BucketLeases:
             StoreError: the database did not answer, and the leases may end.
         """
         now = time.monotonic()
-        if now >= self._next_look or now >= self._known_until:
+        if now >= self._next_look:
             self._look(now)
         return self._buckets
 
@@ -129,7 +114,7 @@ class BucketLeases:
     def slots(self) -> dict[int, Slot]:
         """The relays and all buckets, by their numbers. A bucket without a row gets one."""
         rows = self._store.ask(
-            "SELECT slot, owner, lease_us, lease_until, {now} FROM {leases} WHERE destination = ?",
+            "SELECT slot, owner, lease_us, lease_until - {now} FROM {leases} WHERE destination = ?",
             self._destination,
         )
         found = {slot: Slot(bytes(owner), *times) for slot, owner, *times in rows}
@@ -173,7 +158,7 @@ class BucketLeases:
         taken = {slot for slot in self._mine(self.slots()) if slot >= 0}
         self._tell(taken, relays, slots)
         self._buckets = taken
-        self._known_until = now + self._lease_s * _CERTAIN
+        # Long before a lease ends: the clocks of two machines differ in speed.
         self._next_look = now + self._lease_s / 6
 
     def _mine(self, slots: Mapping[int, Slot]) -> set[int]:
@@ -196,7 +181,7 @@ class BucketLeases:
         log.warning("relay_clock_went_back", extra={**about, "leases": cut})
 
     def _tell(self, taken: set[int], relays: int, before: Mapping[int, Slot]) -> None:
-        left_behind = sum(before[slot].is_left_behind for slot in taken)
+        left_behind = sum(not before[slot].lives and before[slot].lease_us > 0 for slot in taken)
         if left_behind:
             log.warning(
                 "relay_leases_ended", extra={"destination": self._destination, "buckets": left_behind}

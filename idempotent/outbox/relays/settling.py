@@ -38,6 +38,8 @@ class Holds:
 
     def without_held(self, messages: Sequence[Waiting]) -> list[Waiting]:
         """Those that may be published. The others are set aside."""
+        if not messages:
+            return []
         # Asked first: the lanes of a batch take longer, by some microseconds for each message.
         if not self._store.has_holds({each.bucket for each in messages}):
             return list(messages)
@@ -135,8 +137,8 @@ class Deletions:
         else:
             self._under_way = answer
 
-    def add(self, published: Iterable[Waiting]) -> None:
-        """Delete messages, and what could not be deleted before.
+    def finish(self, published: Iterable[Waiting] = ()) -> None:
+        """Wait for what was begun, and delete these messages and what could not be deleted before.
 
         Raises:
             StoreError: the database failed, or refuses.
@@ -144,14 +146,6 @@ class Deletions:
         self._note(published)
         self._store.delete(self._published)
         self._published.clear()
-
-    def finish(self) -> None:
-        """Wait for what was begun, and delete what could not be deleted before.
-
-        Raises:
-            StoreError: the database failed, or refuses.
-        """
-        self.add(())
 
     def close(self) -> None:
         """End the thread when it has deleted."""
