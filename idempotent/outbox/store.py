@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import Final
@@ -11,7 +11,7 @@ from typing import Final
 from idempotent.checkers.sql.store import SqlStore
 from idempotent.observe.events import OutboxStats
 from idempotent.outbox.headers import decoded_headers
-from idempotent.schema import ERROR_TEXT_LENGTH, outbox_name
+from idempotent.schema import outbox_name
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query
 from idempotent.stores.sql.engines import AnyEngine
 from idempotent.values import value
@@ -19,21 +19,10 @@ from idempotent.values import value
 AHEAD_US: Final = 1_000_000
 """How much later than now a lease may have begun: the clocks of the servers of a cluster differ."""
 _CONTENT: Final = "bucket, lane, message_id, destination, subject, order_key, headers, body"
-_MESSAGE: Final = f"{_CONTENT}, created_at"
-_OF_WAITING: Final = ", ".join(f"w.{name}" for name in f"id, {_MESSAGE}".split(", "))
-_IS_HELD: Final = "(SELECT 1 FROM {held} h WHERE h.bucket = %s AND h.lane = {waiting}.lane)"
+MESSAGE: Final = f"id, {_CONTENT}, created_at"
+"""The columns of a `Waiting`, in the order of its attributes."""
 # A relay, if its lease is not of a clock that has gone back.
 _AT_WORK: Final = f"slot < 0 AND lease_until >= {{now}} AND lease_until - lease_us <= {{now}} + {AHEAD_US:d}"
-_HOLD_AGAIN: Final = (
-    "UPDATE {held} SET first_id = ?, attempts = ?, reason = ?, due_at = {now} + ?"
-    " WHERE bucket = ? AND lane = ?"
-)
-_HOLD_FIRST: Final = (
-    "INSERT INTO {held} (first_id, attempts, reason, due_at, bucket, lane, held_at)"
-    " VALUES (?, ?, ?, {now} + ?, ?, ?, {now})"
-)
-_SET_ASIDE_ALONE: Final = "UPDATE {waiting} SET lane = ?, bucket = -1 - bucket WHERE id = ? AND bucket >= 0"
-_SET_LANE_ASIDE: Final = "UPDATE {waiting} SET bucket = -1 - bucket WHERE bucket = ? AND lane = ?"
 
 
 @value
@@ -72,40 +61,6 @@ class Waiting:
     def header_values(self) -> dict[str, object]:
         """Its headers."""
         return decoded_headers(self.headers)
-
-
-@value
-class Hold:
-    """A lane that is held.
-
-    Attributes:
-        bucket: its bucket.
-        lane: the lane.
-        first: its first message; None: a person has dropped the only one.
-    """
-
-    bucket: int
-    lane: bytes
-    first: Waiting | None
-
-
-@value
-class Refusal:
-    """A message that a broker has refused.
-
-    Attributes:
-        message: the message.
-        reason: why.
-        lane: what is held: its lane, or the message alone.
-        attempts: how often it was refused, this time included.
-        delay_us: microseconds until it is tried again.
-    """
-
-    message: Waiting
-    reason: str
-    lane: bytes
-    attempts: int
-    delay_us: int
 
 
 class OutboxStore:
@@ -185,7 +140,7 @@ class OutboxStore:
                 chosen = ", ".join(f"{bucket:d}" for bucket in limits if limits[bucket] == limit)
                 yield (
                     f"SELECT w.* FROM unnest(ARRAY[{chosen}]::smallint[]) AS b (bucket) CROSS JOIN LATERAL"
-                    f" (SELECT id, {_MESSAGE} FROM {{waiting}}"
+                    f" (SELECT {MESSAGE} FROM {{waiting}}"
                     f" WHERE (bucket, id) > (b.bucket, 0) AND (bucket, id) < (b.bucket + 1, 0){only}"
                     f" ORDER BY bucket, id LIMIT {limit:d}) AS w"
                 )
@@ -193,7 +148,7 @@ class OutboxStore:
         index = self.connections.dialect.quoted(f"ix_{self.name}_bucket")
         for bucket, limit in limits.items():
             part = (
-                f"SELECT id, {_MESSAGE} FROM {{waiting}}{f' FORCE INDEX ({index})' if kind == 'mysql' else ''}"
+                f"SELECT {MESSAGE} FROM {{waiting}}{f' FORCE INDEX ({index})' if kind == 'mysql' else ''}"
                 f" WHERE bucket = {bucket:d}{only} ORDER BY bucket, id LIMIT {limit:d}"
             )
             # In parentheses MariaDB sends the rows as it finds them; each derived table would go to the disk: 1 ms.
@@ -212,82 +167,6 @@ class OutboxStore:
                 many=True,
             )
 
-    def has_holds(self, buckets: Iterable[int]) -> bool:
-        """Whether lanes of these buckets are held."""
-        statement = f"SELECT 1 FROM {{held}} WHERE bucket IN {numbers(buckets)} LIMIT 1"
-        return bool(self.ask(statement, many=True))
-
-    def held(self, lanes: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
-        """Of these lanes, those that are held: how often a message was refused, and the number of that message."""
-        statement = f"SELECT lane, attempts, first_id FROM {{held}} WHERE lane IN {_marks(lanes)}"
-        rows = self.ask(statement, *lanes, many=True)
-        return {bytes(lane): (attempts, first) for lane, attempts, first in rows}
-
-    def hold(self, refusals: Sequence[Refusal]) -> None:
-        """Hold the lanes of refused messages, and move what waits in them aside."""
-
-        def hold(driver: DriverConnection) -> None:
-            for each in refusals:
-                message, place = each.message, (each.message.home, each.lane)
-                why = self.connections.dialect.storable(driver, each.reason[:ERROR_TEXT_LENGTH])
-                counted = (message.number, each.attempts, why, each.delay_us, *place)
-                if execute(driver, self.text(_HOLD_AGAIN), counted) == 0:
-                    execute(driver, self.text(_HOLD_FIRST), counted)
-                if message.bucket < 0:
-                    continue  # it was held before, and so is its lane
-                if message.order_key is None or each.lane != message.lane:
-                    execute(driver, self.text(_SET_ASIDE_ALONE), (each.lane, message.number))
-                else:
-                    execute(driver, self.text(_SET_LANE_ASIDE), place)
-
-        self.connections.run_atomically(hold)
-
-    def set_aside(self, messages: Sequence[Waiting]) -> None:
-        """Move messages, whose lanes are held, to those that are held before them."""
-        self.change(
-            f"UPDATE {{waiting}} SET bucket = -1 - bucket WHERE id IN {numbers(each.number for each in messages)}"
-            f" AND bucket >= 0 AND EXISTS {_IS_HELD % '{waiting}.bucket'}",
-            many=True,
-        )
-
-    def due_holds(self, buckets: Iterable[int], destination: str, limit: int) -> list[Hold]:
-        """Held lanes of a destination that are to be tried again, and those of which no message is left."""
-        rows = self.ask(
-            f"SELECT h.bucket, h.lane, {_OF_WAITING} FROM {{held}} h"
-            " LEFT JOIN {waiting} w ON w.id = h.first_id AND w.bucket = -1 - h.bucket"
-            f" WHERE h.due_at <= {{now}} AND h.bucket IN {numbers(buckets)}"
-            f" AND (w.destination = ? OR w.id IS NULL) ORDER BY h.due_at LIMIT {limit:d}",
-            destination,
-            many=True,
-        )
-        found = []
-        for bucket, lane, *row in rows:
-            first = self._first_held(bucket, bytes(lane)) if row[0] is None else Waiting(*row)
-            if first is None or first.destination == destination:
-                found.append(Hold(bucket, bytes(lane), first))
-        return found
-
-    def _first_held(self, bucket: int, lane: bytes) -> Waiting | None:
-        """The first message of a held lane, found by a look at all that are held in its bucket."""
-        found = self.ask(
-            f"SELECT id, {_MESSAGE} FROM {{waiting}} WHERE bucket = ? AND lane = ? ORDER BY id LIMIT 1",
-            -1 - bucket,
-            lane,
-        )
-        return Waiting(*found[0]) if found else None
-
-    def let_go(self, holds: Sequence[Hold]) -> None:
-        """Publish the messages of lanes again."""
-
-        def move(driver: DriverConnection) -> None:
-            forget = self.text("DELETE FROM {held} WHERE bucket = ? AND lane = ?")
-            for hold in holds:
-                execute(driver, forget, (hold.bucket, hold.lane))
-                if hold.first is None or hold.first.order_key is not None:
-                    execute(driver, self.text(_SET_LANE_ASIDE), (-1 - hold.bucket, hold.lane))
-
-        self.connections.run_atomically(move)
-
     def move_due(self, buckets: Iterable[int], destination: str, limit: int) -> int:
         """Let delayed messages of these buckets wait for the relay when their time has come. Returns how many."""
         statement = (
@@ -305,10 +184,8 @@ class OutboxStore:
         if locked:
             these = f"FROM {{delayed}} WHERE id IN {numbers(locked)}"
             # They wait from when their time came on, in the order of their times.
-            moved = (
-                f"INSERT INTO {{waiting}} ({_MESSAGE}) SELECT {_CONTENT}, due_at {these} ORDER BY due_at, id"
-            )
-            for change in (moved, f"DELETE {these}"):
+            moved = f"SELECT {_CONTENT}, due_at {these} ORDER BY due_at, id"
+            for change in (f"INSERT INTO {{waiting}} ({_CONTENT}, created_at) {moved}", f"DELETE {these}"):
                 execute(driver, self.text(change), many=True)
         return len(locked)
 
@@ -321,19 +198,20 @@ class OutboxStore:
         only = "" if destination is None else " AND destination = ?"
         return self.change(
             f"UPDATE {{waiting}} SET bucket = -1 - bucket WHERE bucket IN {aside}{only}"
-            f" AND NOT EXISTS {_IS_HELD % '-1 - {waiting}.bucket'}",
+            " AND NOT EXISTS (SELECT 1 FROM {held} h WHERE h.bucket = -1 - {waiting}.bucket"
+            " AND h.lane = {waiting}.lane)",
             *(() if destination is None else (destination,)),
             many=True,
         )
 
     def has_waiting(self, names: Sequence[str]) -> bool:
         """Whether a message for one of these destinations waits, and is not held."""
-        statement = f"SELECT 1 FROM {{waiting}} WHERE destination IN {_marks(names)} AND bucket >= 0 LIMIT 1"
+        statement = f"SELECT 1 FROM {{waiting}} WHERE destination IN {marks(names)} AND bucket >= 0 LIMIT 1"
         return bool(self.ask(statement, *names, many=True))
 
     def other_destination(self, names: Sequence[str]) -> str | None:
         """A destination of waiting messages that is not in the list."""
-        others = f"bucket >= 0 AND destination NOT IN {_marks(names)}"
+        others = f"bucket >= 0 AND destination NOT IN {marks(names)}"
         rows = self.ask(f"SELECT destination FROM {{waiting}} WHERE {others} LIMIT 1", *names, many=True)
         return str(rows[0][0]) if rows else None
 
@@ -375,5 +253,6 @@ def numbers(given: Iterable[int]) -> str:
     return f"({', '.join(f'{number:d}' for number in given)})"
 
 
-def _marks(values: Sequence[object]) -> str:
+def marks(values: Collection[object]) -> str:
+    """Markers for parameters, as a list in a statement."""
     return f"({', '.join('?' * len(values))})"
