@@ -81,58 +81,6 @@ class UnrecordedSteps:
             )
 
 
-class Drain:
-    """Waits for what handlers have in hand, and then ends those that can be ended.
-
-    Args:
-        pool: starts no more works.
-        unrecorded: what the stores have not recorded yet.
-        messages: logs what is not finished in time.
-        timeout_s: how long to wait; it begins now.
-        is_hurried: whether to wait no longer.
-        stores_answer: for the log.
-    """
-
-    def __init__(
-        self,
-        pool: HandlerPool,
-        unrecorded: UnrecordedSteps,
-        messages: MessageLog,
-        timeout_s: float,
-        *,
-        is_hurried: Callable[[], bool],
-        stores_answer: Callable[[], bool],
-    ) -> None:
-        self._pool = pool
-        self._unrecorded = unrecorded
-        self._log = messages
-        self._until = time.monotonic() + timeout_s
-        self._is_hurried = is_hurried
-        self._stores_answer = stores_answer
-
-    def run(self, take_finished: Callable[[], None]) -> None:
-        """Wait until all is finished, or time is up and the tasks are cancelled.
-
-        Args:
-            take_finished: takes what is finished from the pool; waits for it, for a moment.
-        """
-        while self._unfinished():
-            take_finished()
-        left = self._pool.in_flight.total()
-        if not left:
-            return
-        self._log.drain_timed_out(left, self._pool.running, stores_answer=self._stores_answer())
-        self._pool.cancel()  # tasks; a thread cannot be cancelled
-        until = time.monotonic() + _CANCEL_S
-        while self._pool.has_tasks and time.monotonic() < until:
-            take_finished()
-
-    def _unfinished(self) -> bool:
-        """Whether handlers run, or the store has not recorded what they did, and there is time."""
-        waits = time.monotonic() < self._until and not self._is_hurried()
-        return waits and bool(self._pool.is_busy or self._unrecorded)
-
-
 class Worker:
     """Let a registry's consumers process what an adapter receives.
 
@@ -424,24 +372,37 @@ class Worker:
     def _drain(self) -> None:
         """Requeue deliveries that did not start, then settle those that finish and are recorded in time."""
         self._stopping = True
-        drain = Drain(
-            self._pool,
-            self._unrecorded,
-            self._log,
-            self._drain_timeout_s,
-            is_hurried=lambda: self._without_drain,
-            stores_answer=lambda: self._stores.ready,
-        )
+        until = time.monotonic() + self._drain_timeout_s
         try:
             for work in (*self._pool.stop(), *self._holds.clear()):
                 self._settling.requeue(work)
-            drain.run(self._settle_finished)
+            self._finish(until, self._settle_finished)
         except AdapterError as error:
             log.warning("drain_failed", extra={"error": str(error)})
-            drain.run(self._drop_finished)
+            self._finish(until, self._drop_finished)
         self._unrecorded.report()
         self._abandoned = self._pool.in_flight.total()
         self._pool.close(_LAST_WAIT_S)  # tasks that handlers left running may use the services
+
+    def _finish(self, until: float, take_finished: Callable[[], None]) -> None:
+        """Wait until all is finished and recorded, or time is up and the tasks are cancelled.
+
+        Args:
+            until: when time is up.
+            take_finished: takes what is finished from the pool; waits for it, for a moment.
+        """
+        while time.monotonic() < until and not self._without_drain:
+            if not self._pool.is_busy and not self._unrecorded:
+                return
+            take_finished()
+        left = self._pool.in_flight.total()
+        if not left:
+            return
+        self._log.drain_timed_out(left, self._pool.running, stores_answer=self._stores.ready)
+        self._pool.cancel()  # tasks; a thread cannot be cancelled
+        until = time.monotonic() + _CANCEL_S
+        while self._pool.has_tasks and time.monotonic() < until:
+            take_finished()
 
     def _settle_finished(self) -> None:
         self._beat()

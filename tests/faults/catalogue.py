@@ -910,8 +910,8 @@ FAULTS: Final = (
     Fault(
         "a worker ends before its completions are recorded",
         "idempotent/worker/worker.py",
-        "return waits and bool(self._pool.is_busy or self._unrecorded)",
-        "return waits and bool(self._pool.is_busy)",
+        "if not self._pool.is_busy and not self._unrecorded:",
+        "if not self._pool.is_busy:",
         "tests/worker/test_unrecorded.py -k test_a_completion_is_recorded_while",
     ),
     Fault(
