@@ -46,6 +46,7 @@ class _Group:
         self._binding = binding
         self._messages = messages
         self._owner = new_owner()
+        self._decisions: list[Decision] = []
         self._run = GroupRun(binding)
         self.results = self._run.results
         self._copies: list[tuple[Member, Member]] = []
@@ -78,7 +79,7 @@ class _Group:
                 if claimed:
                     yield from self._timed(self._run.run(claimed))
             except BaseException:
-                self._binding.protocol.abandon_all_of(self._owner)
+                yield from self._abandon()
                 raise
         for member in self._run.singles:
             self.results[member.index] = yield from self._process_alone(member)
@@ -122,7 +123,7 @@ class _Group:
             list(requests()) if self._binding.handler.is_async else Streamed(requests())
         )
         try:
-            decisions: list[Decision] = yield CLAIM_MANY, self._binding.protocol.claim_many, (asked,)
+            self._decisions = yield CLAIM_MANY, self._binding.protocol.claim_many, (asked,)
         except StoreBusyError:
             self._run.repeat_alone([*members, *firsts])
             return []
@@ -135,14 +136,18 @@ class _Group:
             for index in range(len(self._messages)):
                 self.results.setdefault(index, unavailable(error))
             return []
+        self._report_claims(members, self._decisions)
+        return (yield from self._take(members, self._decisions))
+
+    def _abandon(self) -> Life[None]:
+        """Abandon the claims of the group, which must not outlive an error."""
+        protocol = self._binding.protocol
         try:
-            self._report_claims(members, decisions)
-            return (yield from self._take(members, decisions))
-        except BaseException:
-            for decision in decisions:
-                if decision.claim is not None:  # the claims must not outlive the error
-                    yield STORE, self._binding.protocol.abandon, (decision.claim,)
-            raise
+            for decision in self._decisions:
+                if decision.claim is not None:
+                    yield STORE, protocol.abandon, (decision.claim,)
+        finally:
+            protocol.abandon_all_of(self._owner)
 
     def _take(self, members: list[Member], decisions: list[Decision]) -> Life[list[Member]]:
         """The members whose handlers run together; the others get a result, or are left to claims of their own."""

@@ -75,16 +75,11 @@ class GroupRun:
 
     def run(self, claimed: list[Member]) -> Life[None]:
         """Run the handlers of claimed members, and complete or release their keys."""
-        try:
-            yield from self._run(claimed)
-        except BaseException:
-            for member in claimed:
-                yield (
-                    STORE,
-                    self._binding.protocol.abandon,
-                    (member.claim,),
-                )  # the claims must not outlive the error
-            raise
+        if self._binding.handler.batch:
+            return self._run_batch_handler(claimed)
+        if self._binding.checker.group_is_atomic:
+            return self._run_atomically(claimed)
+        return self._run_independently(claimed)
 
     def undo(
         self, claimed: Sequence[Member], *, error: Exception | None = None, of: Member | None = None
@@ -106,13 +101,6 @@ class GroupRun:
         """Have these members claimed and processed alone."""
         self._binding.observers.count(self._binding.name, Event.GROUP_REPEATED)
         self.singles.extend(members)
-
-    def _run(self, claimed: list[Member]) -> Life[None]:
-        if self._binding.handler.batch:
-            return self._run_batch_handler(claimed)
-        if self._binding.checker.group_is_atomic:
-            return self._run_atomically(claimed)
-        return self._run_independently(claimed)
 
     def _run_batch_handler(self, claimed: list[Member]) -> Life[None]:
         """Call the handler once for all messages: all effects happen, or none."""

@@ -1037,8 +1037,8 @@ FAULTS: Final = (
     Fault(
         "claims of which an interrupted group did not hear are renewed for ever",
         "idempotent/processing/group.py",
-        "                self._binding.protocol.abandon_all_of(self._owner)\n",
-        "                pass\n",
+        "            protocol.abandon_all_of(self._owner)\n",
+        "            pass\n",
         "tests/processing/test_interrupted.py -k 'anywhere and group'",
     ),
     Fault(
