@@ -10,7 +10,6 @@ from typing import Any, Final
 from idempotent.claims import Claim, ClaimRequest, Completion, Failure
 from idempotent.errors import StoreError
 from idempotent.keys import NO_KEY
-from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.events import Event
 from idempotent.outcomes import Result
@@ -23,10 +22,8 @@ from idempotent.processing.results import (
     result_of_exception,
     unavailable,
 )
-from idempotent.processing.single import count_lost
+from idempotent.processing.single import count_lost, free
 from idempotent.processing.steps import STORE, Life
-
-log = EventLog(__name__)
 
 # A slow group completes its keys this often, so that a crash repeats at most about a second of its work.
 _RECORD_EVERY_S: Final = 1.0
@@ -236,16 +233,8 @@ class GroupRun:
 
     def _free(self, raised: Sequence[Member]) -> Life[None]:
         """Release the keys of handlers that raised, and count the attempts, but for exceptions that count none."""
-        if not raised:
-            return
-        releases = [(member.claim, member.failure) for member in raised]
-        try:
-            released = yield STORE, self._binding.protocol.release_many, (releases,)
-        except StoreError as error:
-            for member in raised:
-                about = self._binding.about(member.message)
-                log.warning("failure_not_recorded", extra={**about, "error": str(error)})
-            released = [None] * len(raised)
+        releases = [(member.message, member.claim, member.failure) for member in raised]
+        released = yield from free(self._binding, releases)
         for member, answer in zip(raised, released, strict=True):
             self.results[member.index] = result_of_exception(
                 self._binding, member.error, member.handling, member.failure, answer
@@ -257,16 +246,11 @@ class GroupRun:
 
     def _release(self, claimed: Sequence[Member], running: Member | None = None) -> Life[None]:
         """Free keys without counting an attempt; `running`: whose handler was interrupted."""
-        if not claimed:
-            return
         cancelled = self._binding.options.cancelled
-        releases = [(member.claim, cancelled if member is running else None) for member in claimed]
-        try:
-            yield STORE, self._binding.protocol.release_many, (releases,)
-        except StoreError as error:
-            for member in claimed:
-                about = self._binding.about(member.message)
-                log.warning("release_failed", extra={**about, "error": str(error)})
+        yield from free(
+            self._binding,
+            [(member.message, member.claim, cancelled if member is running else None) for member in claimed],
+        )
 
     def _note(self, member: Member, error: Exception) -> Handling:
         """Note a handler's exception. Returns what it means to the consumer."""

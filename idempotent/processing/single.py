@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from idempotent.claims import (
@@ -103,7 +105,8 @@ def _process(
     try:
         decision: Decision = yield CLAIM, binding.lone.claim, (request,)
     except StoreError as error:
-        return (yield from _not_claimed(binding, message, request, error))
+        binding.observers.claimed(binding.name, message, request, error)
+        return (yield from store_failed(binding, message, error))
     claim = decision.claim
     if claim is None:
         if decision.deaths or binding.disabled or binding.observers.watch_claims:
@@ -154,19 +157,10 @@ def _repeat(
     return (yield from _process(binding, message, changed(request, owner=new_owner()), tries=tries))
 
 
-def _not_claimed(
-    binding: Binding, message: Message, request: ClaimRequest, error: StoreError
-) -> Life[Result]:
-    if binding.observers.watch_claims:
-        binding.observers.claimed(binding.name, message, request, error)
-    return (yield from store_failed(binding, message, error))
-
-
 def _refused(binding: Binding, message: Message, request: ClaimRequest, decision: Decision) -> Life[Result]:
     if decision.lapsed and request.on_lapsed is Lapsed.LEAVE and not request.differs(decision.fingerprint):
         return (yield from _process_after_death(binding, message, request, decision.deaths))
-    if binding.observers.watch_claims:
-        binding.observers.claimed(binding.name, message, request, decision)
+    binding.observers.claimed(binding.name, message, request, decision)
     return (yield from refused(binding, message, request, decision))
 
 
@@ -221,23 +215,21 @@ class _Answer(NamedTuple):
     happened: bool
 
 
+@dataclass(slots=True, eq=False)
 class _Run:
     """The run of a message whose key is claimed, apart from what every message needs, which is in `_process`.
 
-    Args:
+    Attributes:
         binding: the consumer, bound to its checker.
         message: the message.
         request: the request that acquired its key.
         claim: the claim.
     """
 
-    __slots__ = ("binding", "claim", "message", "request")
-
-    def __init__(self, binding: Binding, message: Message, request: ClaimRequest, claim: Claim) -> None:
-        self.binding: Final = binding
-        self.message: Final = message
-        self.request = request
-        self.claim = claim
+    binding: Binding
+    message: Message
+    request: ClaimRequest
+    claim: Claim
 
     def begin(self, decision: Decision, answer: _Answer | None) -> Life[Result | None]:
         """Show the claim to observers. Of a message whose process died: look at the answer, and bound its deaths.
@@ -245,8 +237,7 @@ class _Run:
         Returns the result, if the handler is not to run.
         """
         binding, claim = self.binding, self.claim
-        if binding.observers.watch_claims:
-            binding.observers.claimed(binding.name, self.message, self.request, decision)
+        binding.observers.claimed(binding.name, self.message, self.request, decision)
         if not decision.deaths:
             return None
         if binding.checker.lease_s is not None:
@@ -297,7 +288,7 @@ class _Run:
             yield from interrupted(binding, message, claim)
             raise error
         if (yield STORE, binding.transactions.is_transient, (claim, error)):
-            yield from release_quietly(binding, message, claim)
+            yield from free(binding, [(message, claim, None)])
             raise DoomedTransactionError(f"the database undid the transaction: {error}") from error
         return (yield from self._failed(error))
 
@@ -308,7 +299,7 @@ class _Run:
             return processed(value)
         if isinstance(error, DoomedTransactionError):
             # A handler that committed by itself before makes its key DEAD; else its next run would be a duplicate.
-            yield from release_quietly(self.binding, self.message, self.claim)
+            yield from free(self.binding, [(self.message, self.claim, None)])
             raise error
         if isinstance(error, StoreError):
             self.binding.observers.count(self.binding.name, Event.COMPLETION_NOT_RECORDED)
@@ -329,14 +320,7 @@ class _Run:
             else:
                 return result_of_exception(binding, error, handling)
         failure = failure_of(binding, message, error, handling)
-        if failure is None:
-            yield from release_quietly(binding, message, claim)
-            return result_of_exception(binding, error, handling)
-        released: Released | None = None
-        try:
-            released = yield STORE, binding.protocol.release, (claim, failure)
-        except StoreError as store_error:
-            log.warning("failure_not_recorded", extra={**self._about(), "error": str(store_error)})
+        (released,) = yield from free(binding, [(message, claim, failure)])
         return result_of_exception(binding, error, handling, failure, released)
 
 
@@ -396,7 +380,7 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Resu
         )
     except Exception as error:
         transient = yield STORE, binding.transactions.is_transient, (claim, error)
-        yield from release_quietly(binding, message, claim)
+        yield from free(binding, [(message, claim, None)])
         if transient:
             binding.transaction_undone((message,), error)
             return unavailable(error)
@@ -417,17 +401,33 @@ def run_unprotected(binding: Binding, message: Message, why: Event) -> Life[Resu
     return processed(value)
 
 
-def release_quietly(
-    binding: Binding, message: Message, claim: Claim, failure: Failure | None = None
-) -> Life[None]:
-    """Free a key without counting an attempt; if the store does not answer, the key is free when its lease ends."""
+def free(
+    binding: Binding, releases: Sequence[tuple[Message, Claim, Failure | None]]
+) -> Life[Sequence[Released | None]]:
+    """Free keys, and count an attempt of those with a failure.
+
+    Returns what the store answered; None: nothing. It is offered again, and the key is free when its lease ends.
+    """
+    if not releases:
+        return ()
     try:
-        yield STORE, binding.protocol.release, (claim, failure)
+        answers: Sequence[Released] = yield (
+            STORE,
+            binding.protocol.release_many,
+            ([(claim, failure) for _, claim, failure in releases],),
+        )
     except StoreError as error:
-        log.warning("release_failed", extra={**binding.about(message), "error": str(error)})
+        for message, _, failure in releases:
+            about = {**binding.about(message), "error": str(error)}
+            if failure is None:
+                log.warning("release_failed", extra=about)
+            else:
+                log.warning("failure_not_recorded", extra=about)
+        return [None] * len(releases)
+    return answers
 
 
 def interrupted(binding: Binding, message: Message, claim: Claim) -> Life[None]:
     """Free or park the key of a handler that was interrupted, such as by KeyboardInterrupt or a cancellation."""
     yield STORE, binding.transactions.interrupted, (claim,)
-    yield from release_quietly(binding, message, claim, binding.options.cancelled)
+    yield from free(binding, [(message, claim, binding.options.cancelled)])

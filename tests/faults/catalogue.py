@@ -1065,7 +1065,7 @@ FAULTS: Final = (
     Fault(
         "a handler commits on the driver's connection and loses it: its next run is a duplicate",
         _PROCESSING,
-        "            yield from release_quietly(self.binding, self.message, self.claim)\n            raise error\n",
+        "            yield from free(self.binding, [(self.message, self.claim, None)])\n            raise error\n",
         "            raise error\n",
         "tests/checkers/sql/test_escapes.py -k 'cannot_end and with and driver and goes and alone and postgres'",
     ),
