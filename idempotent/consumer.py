@@ -20,13 +20,12 @@ from idempotent.errors import (
     DeadKeyError,
     FingerprintMismatchError,
     InProgressError,
-    MessageError,
     MissingKeyError,
     ResultNotStoredError,
     StoreError,
     described,
 )
-from idempotent.keys import Key, KeySpace, consumer_named, id_of
+from idempotent.keys import NO_KEY, Key, KeySpace, consumer_named, id_of
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.log_lines import LogThrottle
@@ -235,10 +234,8 @@ class AnyConsumer:
 
     def key_in(self, message: Message) -> Key | None:
         """The key of a message; None: it has none, or it cannot be computed. Raises what `checker` raises."""
-        try:
-            return self.binding.requests.of(message).key
-        except MessageError:
-            return None
+        key = self.binding.key_of(message)
+        return None if key is NO_KEY else key
 
     def value_of(self, message: Message, result: Result) -> Any:
         """What the handler returned, now or before; raises what says why it has not."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from idempotent.consumer import AnyConsumer
 from idempotent.observe.running import Load, workers
-from idempotent.processing.calling import RETURNED
 from idempotent.worker.handlers import HandlerPool
-from idempotent.worker.health_file import READY, HealthFile, long_messages, paused_ones, waiting_for
+from idempotent.worker.health_file import READY, HealthFile, content
 from idempotent.worker.holds import Holds, InFlightDelivery
+from idempotent.worker.pause_watch import PauseWatch
 
 # As the file: who has not beaten for so long is stuck.
 _STUCK_S: Final = 60.0
@@ -31,7 +30,7 @@ class InHand:
         pool: runs the handlers.
         holds: the deliveries that wait for a check.
         routes: its consumers by subject.
-        paused: the names of those that are paused.
+        pauses: knows which of them are paused.
 
     Attributes:
         backlog: messages that wait in the broker, by consumer and partition, as the worker has last asked; set by the
@@ -43,12 +42,12 @@ class InHand:
         pool: HandlerPool,
         holds: Holds,
         routes: Mapping[str, AnyConsumer],
-        paused: Callable[[], frozenset[str]],
+        pauses: PauseWatch,
     ) -> None:
         self._pool = pool
         self._holds = holds
         self._names = [consumer.name for consumer in routes.values()]
-        self._paused = paused
+        self._pauses = pauses
         self.backlog: Mapping[tuple[str, str], int] = {}
 
     def load(self, *, ready: bool) -> Load:
@@ -66,7 +65,7 @@ class InHand:
     @property
     def paused(self) -> list[str]:
         """The names of consumers that are paused."""
-        return sorted(self._paused())
+        return sorted(self._pauses.paused)
 
     @property
     def held(self) -> dict[str, int]:
@@ -82,16 +81,16 @@ class InHand:
         """The messages whose handlers have run for longest, a hundred at most."""
         longest = sorted(self._begun(), key=lambda run: -run[0])[:_MOST_NAMED]
         return [
-            {"consumer": work.consumer.name, "key": _key_of(work), "running_s": round(running_s, 3)}
+            {"consumer": work.consumer.name, "key": work.key, "running_s": round(running_s, 3)}
             for running_s, work in longest
         ]
 
     def _begun(self) -> Iterator[tuple[float, InFlightDelivery]]:
         now = time.monotonic()
         for work in self._pool.running:
-            began = work.began
-            if began is not None and began != RETURNED:
-                yield max(now - began, 0.0), work
+            running_s = work.running_s(now)
+            if running_s is not None:
+                yield running_s, work
 
 
 class Health:
@@ -138,10 +137,10 @@ class Health:
             waits_for: what the adapter waits for.
             paused: the names of consumers that are paused.
         """
-        self._state, self._long, self._waits_for = word.strip(), long, waits_for
+        self._state, self._long, self._waits_for = word, long, waits_for
         self._beaten_at = time.monotonic()
         if self._file is not None:
-            self._file.beat(f"{word}{long_messages(long)}{waiting_for(waits_for)}{paused_ones(paused)}")
+            self._file.beat(content(word, long, waits_for, paused))
 
     def end(self) -> None:
         """Note that the worker has ended."""
@@ -179,16 +178,9 @@ class Health:
 
     @property
     def _is_ready(self) -> bool:
-        return self._state == READY.strip() and not self._is_stuck
+        return self._state == READY and not self._is_stuck
 
     @property
     def _is_stuck(self) -> bool:
         beaten_at = self._beaten_at
         return beaten_at is not None and time.monotonic() - beaten_at > _STUCK_S
-
-
-def _key_of(work: InFlightDelivery) -> str | None:
-    key = None
-    with suppress(Exception):  # that of a key function of the application
-        key = work.consumer.key_in(work.delivery.message)
-    return None if key is None else str(key)

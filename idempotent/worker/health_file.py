@@ -16,10 +16,10 @@ from idempotent.observe.log_lines import LogThrottle
 log = EventLog(__name__)
 
 _EVERY_S: Final = 1.0
-READY: Final = "ready\n"
-CONNECTING: Final = "connecting\n"
-STORE: Final = "store\n"
-WAITING: Final = "waiting\n"
+READY: Final = "ready"
+CONNECTING: Final = "connecting"
+STORE: Final = "store"
+WAITING: Final = "waiting"
 
 
 class HealthFile:
@@ -40,21 +40,21 @@ class HealthFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Write nothing yet."""
         self.path: Final = Path(path)
-        self._word = ""
+        self._text = ""
         self._next = 0.0
         self._told = LogThrottle()
 
-    def beat(self, word: str) -> None:
-        """Note that the loop has run once more, with one of the words above, and perhaps the second line."""
+    def beat(self, text: str) -> None:
+        """Note that the loop has run once more. `text`: what the file is to say."""
         now = time.monotonic()
-        if word == self._word and now < self._next:
+        if text == self._text and now < self._next:
             return
         self._next = now + _EVERY_S
-        self._word = word
+        self._text = text
         draft = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         try:
-            draft.write_text(word)
-            draft.replace(self.path)  # a reader never sees half a word
+            draft.write_text(text)
+            draft.replace(self.path)  # a reader never sees half of it
         except OSError as error:
             # The probe will notice the old file; messages continue.
             more = self._told.take()
@@ -68,19 +68,22 @@ class HealthFile:
             self.path.unlink()
 
 
-def long_messages(count: int) -> str:
-    """The second line; nothing if no message takes very long."""
-    return f"long messages: {count}\n" if count else ""
+def content(word: str, long: int, waits_for: str | None, paused: Iterable[str]) -> str:
+    """What the file says.
 
-
-def waiting_for(what: str | None) -> str:
-    """The line that names what the adapter waits for; nothing if it does not wait."""
-    return f"waits for: {what}\n" if what else ""
-
-
-def paused_ones(names: Iterable[str]) -> str:
-    """A line for each consumer that is paused."""
-    return "".join(f"paused: {name}\n" for name in sorted(names))
+    Args:
+        word: one of those above.
+        long: how many messages take very long.
+        waits_for: what the adapter waits for; None: it does not wait.
+        paused: the names of consumers that are paused.
+    """
+    lines = [word]
+    if long:
+        lines.append(f"long messages: {long}")
+    if waits_for:
+        lines.append(f"waits for: {waits_for}")
+    lines += [f"paused: {name}" for name in sorted(paused)]
+    return "\n".join([*lines, ""])
 
 
 def checked_health_file(path: str | os.PathLike[str] | None) -> HealthFile | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from idempotent.consumer import AnyConsumer
+from idempotent.processing.calling import RETURNED
 
 if TYPE_CHECKING:
     from idempotent.adapters.base import Delivery
@@ -40,10 +41,20 @@ class InFlightDelivery:
         return min(longest_s, _FIRST_CHECK_S * math.pow(_CHECKS_GROW, min(self.checks, MAX_CHECKS)))
 
     @property
+    def key(self) -> object:
+        """Its key as a text, for logs; None: it has none."""
+        return self.consumer.binding.about(self.delivery.message)["key"]
+
+    @property
     def began(self) -> float | None:
         """When its handler began, by the worker's clock. None: it has not; RETURNED: it has ended, the message not."""
         began = self.consumer.binding.calls.began
         return None if began is None else began.get(id(self.delivery.message))
+
+    def running_s(self, now: float) -> float | None:
+        """For how many seconds its handler has run at `now`; None: it has not begun, or has ended."""
+        began = self.began
+        return None if began is None or began == RETURNED else max(now - began, 0.0)
 
     @property
     def held_long_enough(self) -> bool:

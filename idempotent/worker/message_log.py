@@ -15,7 +15,6 @@ from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.log_lines import LogThrottle, about_message
 from idempotent.outcomes import Action, Outcome, Result
-from idempotent.processing.calling import RETURNED
 from idempotent.worker.handlers import HandlerPool
 from idempotent.worker.holds import MAX_CHECKS, InFlightDelivery
 
@@ -36,7 +35,6 @@ _WAITS_TOO_OFTEN: Final = MAX_CHECKS - 1
 # How often to look for a handler that runs long, and how long that is.
 _LOOK_EVERY_S: Final = 1.0
 _TAKES_LONG_S: Final = 60.0
-# Nothing else begins meanwhile.
 
 
 class MessageLog:
@@ -79,29 +77,23 @@ class MessageLog:
         shown = (
             None if self._redact or error is None or isinstance(error, IdempotentError) else _hidden(error)
         )
-        extra = self._about(consumer, message, result)
+        about = self._about(consumer, message, result)
         if result.delayed:
-            more = self._waits[extra["consumer"], result.outcome, False].take()
+            more = self._waits[about["consumer"], result.outcome, False].take()
             if more is not None:
-                log.info(
-                    "message_waits",
-                    extra={**extra, "reason": _reason(result), "waited_s": 0.0, "more": more},
-                )
-        elif result.action is Action.DELAY:
-            again = result.attempt is not None and result.attempt > 1
-            left_out = None if again else self._traces.take("message_failed", extra["consumer"], shown)
-            log.warning(
-                "message_failed",
-                extra={**extra, "without_traceback": left_out or None},
-                exc_info=None if left_out is None else shown,
-            )
+                waits = {"reason": _reason(result), "waited_s": 0.0, "more": more}
+                log.info("message_waits", extra={**about, **waits})
+            return
+        fails = result.action is Action.DELAY
+        is_repeated = fails and result.attempt is not None and result.attempt > 1
+        event = "message_failed" if fails else "message_dead"
+        left_out = None if is_repeated else self._traces.take(event, about["consumer"], shown)
+        extra = {**about, "without_traceback": left_out or None}
+        trace = None if left_out is None else shown
+        if fails:
+            log.warning("message_failed", extra=extra, exc_info=trace)
         else:
-            left_out = self._traces.take("message_dead", extra["consumer"], shown)
-            log.error(
-                "message_dead",
-                extra={**extra, "without_traceback": left_out or None},
-                exc_info=None if left_out is None else shown,
-            )
+            log.error("message_dead", extra=extra, exc_info=trace)
 
     def held(self, work: InFlightDelivery, result: Result) -> None:
         """Log a delivery that waits for its key or its store.
@@ -154,10 +146,9 @@ class MessageLog:
                 handlers have ended and wait for their store.
             stores_answer: for the hint.
         """
-        began = [(work, work.began) for work in works]
-        running = [work for work, since in began if since is not None and since != RETURNED]
-        named = running or [work for work, since in began if since is not None]
-        keys = [work.consumer.key_in(work.delivery.message) for work in named[:_MOST_NAMED]]
+        now = time.monotonic()
+        running = [work for work in works if work.running_s(now) is not None]
+        named = running or [work for work in works if work.began is not None]
         if not stores_answer:
             hint = "a store does not answer, so these effects may be repeated"
         elif named:
@@ -169,7 +160,7 @@ class MessageLog:
             hint = "no handler runs: the messages wait for their keys"
         extra = {
             "running": len(named),
-            "keys": [str(key) for key in keys],
+            "keys": [work.key for work in named[:_MOST_NAMED]],
             "waiting": max(count - len(named), 0),
             "hint": hint,
         }
@@ -226,12 +217,9 @@ class Traces:
 
 
 def _names(consumer: AnyConsumer | None, message: Message) -> dict[str, Any]:
-    key = None if consumer is None else consumer.key_in(message)
-    return {
-        "consumer": message.subject if consumer is None else consumer.name,
-        "key": None if key is None else str(key),
-        **about_message(message),
-    }
+    if consumer is None:
+        return {"consumer": message.subject, "key": None, **about_message(message)}
+    return consumer.binding.about(message)
 
 
 def _reason(result: Result) -> str:
@@ -308,8 +296,7 @@ class LongMessages:
 
     def _is_long(self, works: list[InFlightDelivery], now: float) -> bool:
         first = works[0]
-        began = first.began
-        running_s = None if began is None or began == RETURNED else now - began
+        running_s = first.running_s(now)
         if running_s is None or running_s < _TAKES_LONG_S:
             return False
         doubled = 1 + int(math.log2(running_s / _TAKES_LONG_S))

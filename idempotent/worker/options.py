@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeAlias
 
-from idempotent.adapters.base import Adapter
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, MessageError
 from idempotent.keys import consumer_named

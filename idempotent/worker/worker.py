@@ -206,7 +206,7 @@ class Worker:
         self._stores = StoreWatch(checkers, pauses=self._pauses, fail_fast=self._fail_fast)
         self._unrecorded = UnrecordedSteps(checkers)
         expired, survey = ExpiredKeys(checkers, self._gc_interval_s), StoreSurvey(consumers)
-        in_hand = self._in_hand = InHand(self._pool, self._holds, self._routes, lambda: self.paused)
+        in_hand = self._in_hand = InHand(self._pool, self._holds, self._routes, self._pauses)
         self._capacity.serve(consumers)
         with on_stop_signal(self._on_signal), relaxed_python_gc(self._capacity.total), self._stores:
             try:
