@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar, cast
 from uuid import UUID
 
+from idempotent.block import Once
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.codecs import Codec, JsonCodec, codec_for
 from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
@@ -21,7 +22,6 @@ from idempotent.keys import id_of
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnCancel, OnExpiredLease
-from idempotent.processing.block import Once
 from idempotent.processing.flights import Flights, Landing
 from idempotent.processing.handler import Handler, function_of
 from idempotent.processing.holding import LOOK_S, repeat_while_held, repeat_while_held_async

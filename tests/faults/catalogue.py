@@ -2119,7 +2119,7 @@ FAULTS: Final = (
     ),
     Fault(
         "once: a block whose key is done begins again",
-        "idempotent/processing/block.py",
+        "idempotent/block.py",
         "        if result.outcome is Outcome.DUPLICATE:\n            key =",
         "        if result.outcome is Outcome.DUPLICATE:\n            return  # type: ignore[misc]\n            key =",
         "tests/functions/test_blocks.py -k runs_once",

@@ -61,7 +61,7 @@ FLOORS: Final = (
     Floor("stores", ("stores", "migrations"), "Speak to a server and make its tables; know no claim."),
     Floor("checkers", ("checkers",), "Claim, complete and release keys in a store."),
     Floor("processing", ("processing",), "Takes one message, or a group, through one checker."),
-    Floor("face", ("consumer", "registry", "function"), "What a user decorates a handler with."),
+    Floor("face", ("consumer", "registry", "block", "function"), "What a user decorates a handler with."),
     Floor("adapters", ("adapters",), "One broker's client each, behind one face; and Spark."),
     Floor(
         "worker",

@@ -15,11 +15,11 @@ from stomp.utils import Frame
 
 from idempotent import Message, Outcome, Worker
 from idempotent.adapters import MemoryAdapter, MemoryBroker
+from idempotent.block import Once
 from idempotent.checkers import MemoryChecker
 from idempotent.claims import ClaimRequest
 from idempotent.message import Position
 from idempotent.observe import Observer
-from idempotent.processing.block import Once
 from tests.support.logs import events
 
 TRACE_ID, SENDER_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331

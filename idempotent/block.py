@@ -5,35 +5,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import Token
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from idempotent.claims import Claim
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import DuplicateError
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
-from idempotent.processing.binding import Binding
 from idempotent.processing.calling import enter_claim, leave_claim
 from idempotent.processing.holding import pauses
 from idempotent.processing.single import process_one
 from idempotent.processing.steps import Closed, Life, Step, close, drive, drive_async, frame_of, part_of
-
-
-class BlockConsumer(Protocol):
-    """The consumer of a block's message; see `Consumer`."""
-
-    @property
-    def binding(self) -> Binding:
-        """The consumer bound to its checker."""
-
-    def report(self, messages: Sequence[Message], results: Sequence[Result]) -> None:
-        """Count the outcomes of messages, and show them to the observers."""
-
-    def error_of(self, message: Message, result: Result) -> BaseException:
-        """What says why the block did not run, or with what it failed."""
 
 
 class Once:
@@ -45,7 +31,7 @@ class Once:
         value: what to store for later blocks with this key, as JSON; set it in the block.
     """
 
-    def __init__(self, consumer_of: Callable[..., BlockConsumer], message: Message, wait_s: float) -> None:
+    def __init__(self, consumer_of: Callable[..., AnyConsumer], message: Message, wait_s: float) -> None:
         """Claim nothing yet."""
         self.claim: Claim
         self.session: Any = None
