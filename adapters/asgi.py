@@ -214,7 +214,7 @@ class IdempotencyKeyMiddleware:
         request = Request(settings, scope, receive, send, body=body, key=named)
         result = await self._result_of_copy(key, content)
         if result is not None:
-            self._consumer.report((message,), (result,))  # as if it had asked the store
+            self._consumer.report(message, result)  # as if it had asked the store
             return self._answer_to(message, result)
         flight = self._flights[key] = _Flight(content)
         try:

@@ -69,7 +69,7 @@ class Once:
         pause_s = next(waits, None) if result.outcome is Outcome.IN_PROGRESS else None
         if pause_s is not None:
             return pause_s
-        self._consumer.report((self._message,), (result,))
+        self._consumer.report(self._message, result)
         if result.outcome is Outcome.DUPLICATE:
             key = self._binding.key_of(self._message)
             raise DuplicateError(f"{key} is done: its block ran before", value=result.value)
@@ -95,7 +95,7 @@ class Once:
 
     def _end(self, result: Result, error: BaseException | None) -> None:
         """Raise what went wrong after a block without an exception."""
-        self._consumer.report((self._message,), (result,))
+        self._consumer.report(self._message, result)
         if error is None and result.outcome is not Outcome.PROCESSED:
             raise self._consumer.error_of(self._message, result)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial, update_wrapper
 from operator import attrgetter
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Final, Generic, cast
@@ -93,7 +93,7 @@ class AnyConsumer:
         self._dead_answers = LogThrottle()
         self.name: Final = self._keys.name
         # Without the handler's own attributes, which could replace this object's.
-        functools.update_wrapper(cast("Any", self), handler.function, updated=())
+        update_wrapper(cast("Any", self), handler.function, updated=())
 
     def __reduce__(self) -> str:
         """Pickle it by its import path, as a function. The process that reads it imports that module, and binds anew.
@@ -276,13 +276,22 @@ class AnyConsumer:
             return MissingKeyError(f"{self.name}: the key is empty or None")
         return result.error or StoreError()
 
-    def report(self, messages: Sequence[Message], results: Sequence[Result]) -> None:
-        """Count the outcomes of messages, and show them to the observers."""
+    def report(self, message: Message, result: Result) -> None:
+        """Count the outcome of a message, and show it to the observers."""
+        observers = self.observers
+        observers.count(self.name, result.outcome)
+        if observers.watch_results:
+            observers.processed(self.name, (message,), (result,))
+        if result.outcome is _DEAD:
+            self._log_dead(message, result)
+
+    def report_many(self, messages: Sequence[Message], results: Sequence[Result]) -> None:
+        """Count the outcomes of messages that were processed together, and show them to the observers."""
         if len(results) == 1:
-            self.observers.count(self.name, results[0].outcome)
-        else:
-            for outcome, count in Counter([result.outcome for result in results]).items():
-                self.observers.count(self.name, outcome, count)
+            self.report(messages[0], results[0])
+            return
+        for outcome, count in Counter([result.outcome for result in results]).items():
+            self.observers.count(self.name, outcome, count)
         if self.observers.watch_results:
             self.observers.processed(self.name, messages, results)
         for message, result in zip(messages, results, strict=True):
@@ -332,11 +341,7 @@ class Consumer(AnyConsumer, Generic[HandlerT_co]):
             raise _no_message(message)
         binding = self.binding if call is None else self.binding_for(call, session)
         result = drive(process_one(binding, message))
-        self.observers.count(self.name, result.outcome)
-        if self.observers.watch_results:
-            self.observers.processed(self.name, (message,), (result,))
-        if result.outcome is _DEAD:
-            self._log_dead(message, result)
+        self.report(message, result)
         return result
 
     def process_many(self: Consumer[Callable[..., R]], messages: Iterable[Message]) -> list[Result[R | None]]:
@@ -346,7 +351,7 @@ class Consumer(AnyConsumer, Generic[HandlerT_co]):
         """
         messages = _checked(messages)
         results = drive(process_many(self.binding, messages))
-        self.report(messages, results)
+        self.report_many(messages, results)
         return results
 
 
@@ -389,7 +394,7 @@ class AsyncConsumer(AnyConsumer, Generic[HandlerT_co]):
         return await drive_async(
             process_one(binding, message),
             binding.checker.awaiting,
-            lambda result: self.report((message,), (result,)),
+            partial(self.report, message),
         )
 
     async def process_many(
@@ -404,7 +409,7 @@ class AsyncConsumer(AnyConsumer, Generic[HandlerT_co]):
         return await drive_async(
             process_many(binding, messages),
             binding.checker.awaiting,
-            lambda results: self.report(messages, results),
+            partial(self.report_many, messages),
         )
 
 

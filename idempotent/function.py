@@ -210,7 +210,7 @@ class _Calls:
         if stored is not None:
             value, replayed = self.consumer.binding.decode(stored, message)
             result = Result(Outcome.DUPLICATE, value=value, replayed=replayed)
-        self.consumer.report((message,), (result,))
+        self.consumer.report(message, result)
         return self.consumer.value_of(message, result)
 
 

@@ -1994,8 +1994,8 @@ FAULTS: Final = (
     Fault(
         "attributes of a handler replace those of its consumer",
         "idempotent/consumer.py",
-        'functools.update_wrapper(cast("Any", self), handler.function, updated=())',
-        'functools.update_wrapper(cast("Any", self), handler.function)',
+        'update_wrapper(cast("Any", self), handler.function, updated=())',
+        'update_wrapper(cast("Any", self), handler.function)',
         "tests/test_declaration.py -k test_attributes_of_a_handler",
     ),
     Fault(
@@ -2106,14 +2106,14 @@ FAULTS: Final = (
     Fault(
         "a call that waits in memory for another one is not counted",
         "idempotent/function.py",
-        "        self.consumer.report((message,), (result,))\n",
+        "        self.consumer.report(message, result)\n",
         "",
         "tests/functions/test_flights.py -k 'counted and memory'",
     ),
     Fault(
         "a request that waits in memory for another one is not counted",
         "adapters/asgi.py",
-        "            self._consumer.report((message,), (result,))  # as if it had asked the store\n",
+        "            self._consumer.report(message, result)  # as if it had asked the store\n",
         "",
         "tests/adapters/asgi/test_matrix.py -k counted",
     ),

@@ -230,7 +230,7 @@ class HandlerLife:
             result = life.go_on()
             if isinstance(result, Suspended):
                 return result
-            self._consumer.report((self.works[0].delivery.message,), (result,))
+            self._consumer.report(self.works[0].delivery.message, result)
             return Done(self.works, [result])
         except BaseException as error:  # the worker stops, and raises it from run()
             return Done(self.works, [], error)
