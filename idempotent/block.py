@@ -127,10 +127,10 @@ class Once:
             part = self._begin(is_async=True)
             awaiting = self._binding.checker.awaiting
             try:
-                got = await drive_async(part, awaiting, _report_later)
+                got = await drive_async(part, awaiting)
             except asyncio.CancelledError as error:
                 if frame_of(self._life) is not None:  # it came when the key was claimed
-                    await drive_async(self._rest(error), awaiting, _report_later)
+                    await drive_async(self._rest(error), awaiting)
                 raise
             if not isinstance(got, Result):
                 break
@@ -153,7 +153,3 @@ class Once:
             awaiting.later(close, self._life)
         else:
             await drive_async(self._rest(error), awaiting, lambda result: self._end(result, error))
-
-
-def _report_later(_: object) -> None:
-    """What became of a block that did not begin is reported where it raises."""

@@ -6,9 +6,10 @@ import asyncio
 import inspect
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar, cast
 from uuid import UUID
@@ -16,16 +17,19 @@ from uuid import UUID
 from idempotent.block import Once
 from idempotent.checkers.base import AbstractIdempotentChecker
 from idempotent.codecs import Codec, JsonCodec, codec_for
-from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
+from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, DoomedTransactionError
 from idempotent.keys import id_of
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnCancel, OnExpiredLease
+from idempotent.processing.binding import Binding
 from idempotent.processing.flights import Flights, Landing
 from idempotent.processing.handler import Handler, function_of
-from idempotent.processing.holding import LOOK_S, repeat_while_held, repeat_while_held_async
+from idempotent.processing.holding import LOOK_S, pauses
 from idempotent.processing.options import Exceptions, ExpiredLeasePolicy
+from idempotent.processing.single import process_one
+from idempotent.processing.steps import RUN, SLEEP, Life, drive, drive_async
 from idempotent.registry import default_registry
 from idempotent.validation import seconds
 
@@ -102,8 +106,8 @@ def idempotent(
             on_cancel=on_cancel,
             registered=False,
         )(cast("Any", _handler_of_calls(handler, session)))
-        calls = _Calls(consumer, key_of(key, signature, session), fingerprint)
-        kept: Any = _awaitable(calls, longest_s) if handler.is_async else _plain(calls, longest_s)
+        calls = _Calls(consumer, key_of(key, signature, session), fingerprint, longest_s)
+        kept: Any = _awaitable(calls) if handler.is_async else _plain(calls)
         update_wrapper(kept, function)
         if session is not None:
             shown = _readable(function)
@@ -153,12 +157,13 @@ def _handler_of_calls(handler: Handler, session: str | None) -> Handler:
 
 
 class _Calls:
-    """Makes the messages that stand for the calls of a protected function.
+    """Makes the messages that stand for the calls of a protected function, and their lives.
 
     Args:
         consumer: processes them.
         key: what identifies a call.
         fingerprint: what must be equal in all calls with one key; None: anything.
+        wait_s: seconds that a call waits for another one with its key.
     """
 
     def __init__(
@@ -166,11 +171,14 @@ class _Calls:
         consumer: AnyConsumer,
         key: Callable[..., Id | None],
         fingerprint: Callable[..., Id | None] | None,
+        wait_s: float,
     ) -> None:
         self.consumer: Final = consumer
-        self.flights: Final = Flights()
         self._key = key
         self._fingerprint = fingerprint
+        self._wait_s = wait_s
+        self._flights: Final = Flights()
+        self._landed: Callable[..., Any] = _landed if consumer.handler.is_async else Future.result
 
     def message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
         """The message that stands for a call."""
@@ -183,7 +191,42 @@ class _Calls:
         _KWARGS(call, kwargs)
         return call
 
-    def hand_on(self, landing: Landing, message: Message, result: Result | None) -> None:
+    def life(self, binding: Binding, message: Message) -> Life[Result]:
+        """What becomes of a call: it asks the store, or waits for another call of this process that does."""
+        until = time.monotonic() + max(self._wait_s, LOOK_S)
+        while (flight := self._flights.begin(message)).message is not message:
+            landing = flight.awaited()
+            if landing is not None:
+                try:
+                    stored = yield RUN, self._landed, (landing, max(until - time.monotonic(), 0))
+                except TimeoutError:
+                    return self._counted(message, _RUNNING)
+                if stored is not None and flight.message.body == message.body:
+                    value, replayed = binding.decode(stored, message)
+                    return self._counted(message, Result(Outcome.DUPLICATE, value=value, replayed=replayed))
+        result: Result | None = None
+        waits: Iterator[float] | None = None
+        try:
+            while True:
+                result = self._counted(message, (yield from process_one(binding, message)))
+                if result.outcome is not Outcome.IN_PROGRESS:
+                    return result
+                waits = waits or pauses(until - time.monotonic())
+                pause_s = next(waits, None)
+                if pause_s is None:
+                    return result
+                yield SLEEP, time.sleep, (pause_s,)
+        finally:
+            awaited = self._flights.land(flight)
+            if awaited is not None:
+                self._hand_on(awaited, message, result)
+
+    def _counted(self, message: Message, result: Result) -> Result:
+        """The result; a call that has waited for another one, instead of asking the store, is counted all the same."""
+        self.consumer.report(message, result)
+        return result
+
+    def _hand_on(self, landing: Landing, message: Message, result: Result | None) -> None:
         """Give the stored result of a call to the others with its key.
 
         Args:
@@ -199,81 +242,32 @@ class _Calls:
         finally:
             landing.set_result(stored)
 
-    def value(self, message: Message, stored: bytes | None) -> Any:
-        """The value of a call that has waited for another one, instead of asking the store; it is counted all the same.
-
-        Args:
-            message: the call.
-            stored: the result of the other one; None: that still runs.
-        """
-        result = _RUNNING
-        if stored is not None:
-            value, replayed = self.consumer.binding.decode(stored, message)
-            result = Result(Outcome.DUPLICATE, value=value, replayed=replayed)
-        self.consumer.report(message, result)
-        return self.consumer.value_of(message, result)
-
 
 _RUNNING: Final = Result(Outcome.IN_PROGRESS)
 
 
-def _plain(calls: _Calls, wait_s: float) -> Callable[..., Any]:
-    consumer, flights = calls.consumer, calls.flights
-    assert isinstance(consumer, Consumer)
+async def _landed(landing: Landing, wait_s: float) -> bytes | None:
+    """`Future.result` for a task."""
+    return await asyncio.wait_for(asyncio.wrap_future(landing), wait_s)
+
+
+def _plain(calls: _Calls) -> Callable[..., Any]:
+    consumer = calls.consumer
 
     def call(*args: Any, **kwargs: Any) -> Any:
         message = calls.message(args, kwargs)
-        until = time.monotonic() + max(wait_s, LOOK_S)
-        while (flight := flights.begin(message)) is None:
-            other = flights.landing(message)
-            if other is not None:
-                try:
-                    stored = other[0].result(max(until - time.monotonic(), 0))
-                except TimeoutError:
-                    return calls.value(message, None)
-                if stored is not None and other[1]:
-                    return calls.value(message, stored)
-        result = None
-        try:
-            result = consumer.process(message)
-            if result.outcome is Outcome.IN_PROGRESS:
-                result = repeat_while_held(
-                    result, partial(consumer.process, message), until - time.monotonic()
-                )
-        finally:
-            if (landing := flights.land(flight)) is not None:
-                calls.hand_on(landing, message, result)
-        return consumer.value_of(message, result)
+        return consumer.value_of(message, drive(calls.life(consumer.binding, message)))
 
     return call
 
 
-def _awaitable(calls: _Calls, wait_s: float) -> Callable[..., Any]:
-    consumer, flights = calls.consumer, calls.flights
-    assert isinstance(consumer, AsyncConsumer)
+def _awaitable(calls: _Calls) -> Callable[..., Any]:
+    consumer = calls.consumer
 
     async def call(*args: Any, **kwargs: Any) -> Any:
         message = calls.message(args, kwargs)
-        until = time.monotonic() + max(wait_s, LOOK_S)
-        while (flight := flights.begin(message)) is None:
-            other = flights.landing(message)
-            if other is not None:
-                try:
-                    left_s = max(until - time.monotonic(), 0)
-                    stored = await asyncio.wait_for(asyncio.wrap_future(other[0]), left_s)
-                except TimeoutError:
-                    return calls.value(message, None)
-                if stored is not None and other[1]:
-                    return calls.value(message, stored)
-        result = None
-        try:
-            result = await consumer.process(message)
-            if result.outcome is Outcome.IN_PROGRESS:
-                again = partial(consumer.process, message)
-                result = await repeat_while_held_async(result, again, until - time.monotonic())
-        finally:
-            if (landing := flights.land(flight)) is not None:
-                calls.hand_on(landing, message, result)
+        binding = consumer.binding
+        result = await drive_async(calls.life(binding, message), binding.checker.awaiting)
         return consumer.value_of(message, result)
 
     return call

@@ -22,20 +22,30 @@ class Flight:
     """A call that asks the store.
 
     Attributes:
+        message: stands for the call.
         place: its key, in its process.
-        content: its fingerprint; None: it has none.
         landing: what others wait for; None: nobody waits.
         has_landed: it is over.
     """
 
-    __slots__ = ("content", "has_landed", "landing", "place")
+    __slots__ = ("has_landed", "landing", "message", "place")
 
     def __init__(self, message: Message) -> None:
+        self.message: Final = message
         # A fork does not copy the thread whose flight it is.
         self.place: Final = (generation.number, message.id)
-        self.content: Final = message.body
         self.landing: Landing | None = None
         self.has_landed = False
+
+    def awaited(self) -> Landing | None:
+        """What it comes to, for another call with its key; None: it is over."""
+        with _lock:
+            if self.has_landed:
+                return None
+            if self.landing is None:
+                self.landing = Future()
+                self.landing.set_running_or_notify_cancel()  # who waits no longer does not cancel it for others
+            return self.landing
 
 
 class Flights:
@@ -44,23 +54,10 @@ class Flights:
     def __init__(self) -> None:
         self._flights: Final[dict[object, Flight]] = {}
 
-    def begin(self, message: Message) -> Flight | None:
-        """Begin the flight of a message's key; None: another call has begun it."""
+    def begin(self, message: Message) -> Flight:
+        """Begin the flight of a message's key; or the flight of another message, which has begun with it."""
         flight = Flight(message)
-        return flight if self._flights.setdefault(flight.place, flight) is flight else None
-
-    def landing(self, message: Message) -> tuple[Landing, bool] | None:
-        """What another call with the key comes to, and whether its content is the same; None: it is over."""
-        flight = self._flights.get((generation.number, message.id))
-        if flight is None:
-            return None
-        with _lock:
-            if flight.has_landed:
-                return None
-            if flight.landing is None:
-                flight.landing = Future()
-                flight.landing.set_running_or_notify_cancel()  # who waits no longer does not cancel it for others
-            return flight.landing, flight.content == message.body
+        return self._flights.setdefault(flight.place, flight)
 
     def land(self, flight: Flight) -> Landing | None:
         """End a flight. Returns the future on which other calls wait; the caller sets it. None: no call waits."""

@@ -126,7 +126,11 @@ def drive(
         given = None
 
 
-async def drive_async(life: Life[R], awaiting: Awaiting, report: Callable[[R], object]) -> R:
+def _unreported(_: object) -> None:
+    """What the life reports itself."""
+
+
+async def drive_async(life: Life[R], awaiting: Awaiting, report: Callable[[R], object] = _unreported) -> R:
     """Carry out all steps in the running task, as `drive` does in a thread.
 
     A cancellation interrupts a claim, a handler and a wait. A step that completes or frees a claim goes on to its end;
@@ -135,7 +139,7 @@ async def drive_async(life: Life[R], awaiting: Awaiting, report: Callable[[R], o
     Args:
         life: the steps.
         awaiting: the checker's.
-        report: is given what the life returns.
+        report: is given what the life returns, before a cancellation is raised that came too late.
 
     Raises:
         CancelledError: the task was cancelled, and no claim is left; or too late to prevent what was reported.
