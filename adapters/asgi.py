@@ -251,7 +251,7 @@ class IdempotencyKeyMiddleware:
             return await request.run(*given)
 
         process = partial(self._consumer.process, message, call=run, session=request.session_type)
-        return await repeat_while_held_async(await process(), process, self._rules.wait_s)
+        return await repeat_while_held_async(process, self._rules.wait_s)
 
     async def _result_of_copy(self, key: str, content: bytes) -> Result | None:
         """The result of a request whose key another request of this process has; None: no request has the key now.

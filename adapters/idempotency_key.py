@@ -389,7 +389,7 @@ class Rules:
 
     def waited(self, process: Callable[[], Result]) -> Result:
         """The result of a request in a thread, which waits for another one with its key."""
-        return repeat_while_held(process(), process, self.wait_s)
+        return repeat_while_held(process, self.wait_s)
 
     def stores(self, status: int, *, retry_after: bool) -> bool:
         """Whether such an answer is stored, and what its request wrote committed; see `is_final`."""

@@ -224,9 +224,7 @@ class _Delivery(BaseMiddleware[Any, Any]):
         run = _Run(middleware, consumer, message, route, call_next, msg)
         process = partial(consumer.process, message, call=run, session=middleware.session_type)
         try:
-            result = await repeat_while_held_async(
-                await process(), process, route.hold_s(middleware.hold_s), HELD
-            )
+            result = await repeat_while_held_async(process, route.hold_s(middleware.hold_s), HELD)
         except Answered as answered:
             if answered.answer is None:
                 return run.value

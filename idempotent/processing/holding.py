@@ -43,14 +43,14 @@ def pauses(wait_s: float) -> Iterator[float]:
         pause_s = min(pause_s * _GROWTH, _LONGEST_PAUSE_S)
 
 
-def repeat_while_held(result: Result, process: Callable[[], Result], wait_s: float) -> Result:
-    """Process a message again while another call has its key, until the time is over. Returns the last result.
+def repeat_while_held(process: Callable[[], Result], wait_s: float) -> Result:
+    """Process a message, and again while another call has its key, until the time is over. Returns the last result.
 
     Args:
-        result: what came of it at first.
-        process: processes it again.
+        process: processes it.
         wait_s: seconds that it waits for the other call; at least a quarter of one.
     """
+    result = process()
     for pause_s in pauses(wait_s):
         if result.outcome is not Outcome.IN_PROGRESS:
             break
@@ -60,12 +60,12 @@ def repeat_while_held(result: Result, process: Callable[[], Result], wait_s: flo
 
 
 async def repeat_while_held_async(
-    result: Result,
     process: Callable[[], Awaitable[Result]],
     wait_s: float,
     outcomes: Collection[Outcome] = (Outcome.IN_PROGRESS,),
 ) -> Result:
     """The same for an `async def`; `outcomes`: those after which the message is held."""
+    result = await process()
     for pause_s in pauses(wait_s):
         if result.outcome not in outcomes:
             break
