@@ -16,10 +16,21 @@ from idempotent.consumer import AnyConsumer
 from idempotent.errors import DuplicateError
 from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
+from idempotent.processing.binding import Binding
 from idempotent.processing.calling import enter_claim, leave_claim
 from idempotent.processing.holding import pauses
 from idempotent.processing.single import process_one
-from idempotent.processing.steps import Closed, Life, Step, close, drive, drive_async, frame_of, part_of
+from idempotent.processing.steps import (
+    SLEEP,
+    Closed,
+    Life,
+    Step,
+    close,
+    drive,
+    drive_async,
+    frame_of,
+    part_of,
+)
 
 
 class Once:
@@ -43,14 +54,22 @@ class Once:
         self._token: Token[Any] | None = None
         self._around: AbstractContextManager[object] | None = None
 
-    def _begin(self, *, is_async: bool) -> Life[Any]:
-        """The life of the block's message, up to the block."""
+    def _begin(self, *, is_async: bool) -> Life[Step]:
+        """The life of the block's message, up to the block; it waits while another block has the key."""
         if self._token is not None:
             raise RuntimeError("this block is entered already: call once() for each block")
         self._consumer = self._consumer_of(is_async=is_async)
-        binding = self._binding = self._consumer.binding
-        self._life = process_one(binding, self._message)
-        return part_of(self._life, before=binding.calls.one)
+        self._binding = self._consumer.binding
+        return self._claiming(self._binding)
+
+    def _claiming(self, binding: Binding) -> Life[Step]:
+        waits = pauses(self._wait_s)
+        while True:
+            self._life = process_one(binding, self._message)
+            got = yield from part_of(self._life, before=binding.calls.one)
+            if not isinstance(got, Result):
+                return got
+            yield SLEEP, time.sleep, (self._pause_s(got, waits),)
 
     def _enter(self, step: Step) -> Callable[[], Any] | None:
         """Begin the block. Returns what gives its session, if it has one."""
@@ -100,13 +119,7 @@ class Once:
             raise self._consumer.error_of(self._message, result)
 
     def __enter__(self) -> Self:
-        waits = pauses(self._wait_s)
-        while True:
-            got = drive(self._begin(is_async=False))
-            if not isinstance(got, Result):
-                break
-            time.sleep(self._pause_s(got, waits))
-        hook = self._enter(got)
+        hook = self._enter(drive(self._begin(is_async=False)))
         if hook is not None:
             try:
                 self.session = hook()
@@ -122,20 +135,15 @@ class Once:
         self._end(drive(self._rest(error)), error)
 
     async def __aenter__(self) -> Self:
-        waits = pauses(self._wait_s)
-        while True:
-            part = self._begin(is_async=True)
-            awaiting = self._binding.checker.awaiting
-            try:
-                got = await drive_async(part, awaiting)
-            except asyncio.CancelledError as error:
-                if frame_of(self._life) is not None:  # it came when the key was claimed
-                    await drive_async(self._rest(error), awaiting)
-                raise
-            if not isinstance(got, Result):
-                break
-            await asyncio.sleep(self._pause_s(got, waits))
-        hook = self._enter(got)
+        claiming = self._begin(is_async=True)
+        awaiting = self._binding.checker.awaiting
+        try:
+            step = await drive_async(claiming, awaiting)
+        except asyncio.CancelledError as error:
+            if frame_of(self._life) is not None:  # it came when the key was claimed
+                await drive_async(self._rest(error), awaiting)
+            raise
+        hook = self._enter(step)
         if hook is not None:
             try:
                 self.session = await awaiting.call(hook)
