@@ -146,7 +146,7 @@ class Once:
         hook = self._enter(step)
         if hook is not None:
             try:
-                self.session = await awaiting.call(hook)
+                self.session = await awaiting.begin(hook)
             except BaseException as error:
                 await self.__aexit__(type(error), error, error.__traceback__)
                 raise

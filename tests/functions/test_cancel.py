@@ -9,9 +9,21 @@ from typing import Any
 
 import anyio
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from idempotent import ConfigurationError, DeadKeyError, InProgressError, Message, Registry, idempotent, once
+from idempotent import (
+    ConfigurationError,
+    DeadKeyError,
+    InProgressError,
+    Message,
+    Outcome,
+    Registry,
+    idempotent,
+    once,
+)
+from idempotent.block import Once
 from idempotent.checkers import MemoryChecker
+from idempotent.observe import Observer
 from tests.functions.kinds import Kind
 
 
@@ -229,6 +241,38 @@ def test_a_cancellation_that_comes_with_the_claim_of_a_block_frees_its_key(kind:
             pass
 
     real: Any = None
+    asyncio.run(run())
+
+
+def test_a_cancellation_while_a_block_gets_its_session_frees_its_key(kind: Kind) -> None:
+    if not (kind.is_async and kind.is_transactional):
+        pytest.skip("no task waits for a session")
+
+    class Cancels(Observer):
+        def around(self, *_: object) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+
+    def consumer(*observers: Observer) -> Any:
+        @Registry(observers).consumer("orders", group="tests", checker=kind.checker)
+        async def handle(_: Message, session: AsyncSession) -> None:
+            del session
+
+        return handle
+
+    async def enter() -> None:
+        cancelled, message = consumer(Cancels()), Message("orders", id="m")
+        async with Once(lambda *, is_async: cancelled, message, 0.0):
+            await asyncio.sleep(0)
+            pytest.fail("it ran on")
+
+    async def run() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.ensure_future(enter())
+        result = await consumer().process(Message("orders", id="m"))
+        assert result.outcome is Outcome.PROCESSED
+
     asyncio.run(run())
 
 
