@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 from idempotent.adapters.idempotency_key import Answer, NotStoredError, Rules, kept
 from idempotent.checkers.base import AbstractIdempotentChecker
+from idempotent.checkers.side_calls import raise_first
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError, DoomedTransactionError, IdempotentError
@@ -221,8 +222,11 @@ class Request:
                 "TransactionalSqlChecker with an AsyncEngine"
             )
         if self._session is None:
-            self._own = await checker.awaiting.call(hooks.claim_nothing)
-            self._session = await checker.awaiting.call(
+            came: list[asyncio.CancelledError] = []
+            if self._own is None:
+                self._own = await checker.awaiting.call(hooks.claim_nothing, on_cancel=came.append)
+            raise_first(came)
+            self._session = await checker.awaiting.begin(
                 hooks.handler_argument, self._own, self._settings.session_type
             )
         return self._session

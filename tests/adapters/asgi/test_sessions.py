@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -145,3 +146,34 @@ def test_without_a_transaction_the_session_says_so() -> None:
     assert [str(error).split(";")[0] for error in errors] == [
         "session() needs a checker with transactions, and MemoryChecker has none"
     ] * 2 + ["session() is for requests that pass through an IdempotencyKeyMiddleware"]
+
+
+def test_a_cancellation_while_an_endpoint_gets_its_session_reaches_it(store: Store) -> None:
+    seen: list[str] = []
+
+    async def app(_: Any, __: Any, send: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().call_soon(task.cancel)  # such as that of a time limit
+        try:
+            await anext(session())
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            task.uncancel()
+        seen.append(type(await anext(session())).__name__)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    protected = IdempotencyKeyMiddleware(
+        app, checker=store.transactional(store.async_engine()), scope=user_of, group="tests"
+    )
+
+    async def ask() -> None:
+        async def take(event: Any) -> None:
+            seen.append(event["type"])
+
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        await protected(scope, asyncio.Event().wait, take)
+
+    asyncio.run(ask())
+    assert seen == ["cancelled", "AsyncSession", "http.response.start", "http.response.body"]
