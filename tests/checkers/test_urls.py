@@ -21,7 +21,7 @@ def test_options_of_the_checker_may_be_in_its_url(tmp_path):
     checker = checker_from_url(f"transactional+sqlite:///{tmp_path}/x.db?timeout=3&savepoints=yes&table=own")
     assert (checker.isolates, checker.store.table) == (True, "own")
     assert dict(checker.store.engine.url.query) == {"timeout": "3"}
-    assert checker_from_url("memory://?lease_s=1&max_keys=5").keys._max_keys == 5
+    assert checker_from_url("memory://?lease_s=1&max_keys=5")._max_keys == 5
     assert checker_from_url("attempts://?retention_s=1").retention_s == 1
     assert checker_from_url("offsets+sqlite:///x.db?lock_timeout_s=2").lock_timeout_s == 2
 

@@ -9,6 +9,7 @@ import pytest
 from idempotent import Message, Worker
 from idempotent.adapters.memory import MemoryAdapter
 from idempotent.admin import PAUSES
+from idempotent.checkers import SqlChecker
 from idempotent.checkers.pauses import Pauses, pause_of
 from idempotent.claims import ClaimRequest, Failure
 from idempotent.console.audit import Audit
@@ -109,9 +110,9 @@ def test_a_key_of_others_is_neither_shown_nor_resolved(letters, browser, of):
 
 
 def test_a_lapsed_claim_is_shown_and_resolved(shop, browser):
-    shop.checker.lease_s = 0.01
-    claim = shop.checker.protocol.claim(ClaimRequest(KEYS.key("7"))).claim
-    shop.checker.protocol.abandon(claim)
+    brief = SqlChecker(shop.checker.store.engine, lease_s=0.01)
+    brief.protocol.abandon(brief.protocol.claim(ClaimRequest(KEYS.key("7"))).claim)
+    brief.close()
     page = browser.read()
     assert "1 lapsed claim" in page.links
     page = browser.open(page.links["1 lapsed claim"])
