@@ -38,7 +38,6 @@ class AbstractIdempotentChecker(CheckerHooks):
 
     Attributes:
         is_shared: other processes may use the same store.
-        durations: how long its claims and keys last.
         protocol: claims, completes and releases keys for consumers.
         combiner: sends the claims and completions of lone messages together; None: each by itself.
 
@@ -60,11 +59,15 @@ class AbstractIdempotentChecker(CheckerHooks):
         self.lease_s = seconds_or_none(lease_s, "lease_s")
         self.retention_s = seconds(retention_s, "retention_s")
         self.dead_retention_s = seconds_or_none(dead_retention_s, "dead_retention_s")
-        self.durations: Final = Durations(self.lease_s, self.retention_s, self.dead_retention_s)
         self.protocol: Final = ClaimProtocol(self)
         self.combiner: Final = (
             Combiner(self.protocol, one_writer=one_writer) if flag(combine, "combine") else None
         )
+
+    @property
+    def durations(self) -> Durations:
+        """How long its claims and keys last."""
+        return Durations(self.lease_s, self.retention_s, self.dead_retention_s)
 
     @property
     def lone(self) -> ClaimProtocol | Combiner:
