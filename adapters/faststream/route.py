@@ -94,7 +94,7 @@ class Route:
 
 
 def handler_in(call_next: Any) -> Any:
-    """The handler behind a middleware and those after it; None: there is none to protect, as in `get_one()`."""
+    """The handler behind a middleware and those after it; None: it protects none, as in `get_one()`."""
     while isinstance(call_next, partial):
         call_next = call_next.args[0]
     owner = getattr(call_next, "__self__", None)

@@ -215,7 +215,7 @@ class Desk:
 
     @property
     def busy(self) -> Job | None:
-        """The job that is under way; None: there is none."""
+        """The job that runs now; None: nothing runs."""
         return None if self.job is None or self.job.ended.is_set() else self.job
 
     @property

@@ -178,7 +178,7 @@ class OutboxAdmin:
         return decoded_headers(None if headers is None else bytes(headers))
 
     def _first(self, columns: str, message_id: str) -> tuple[Any, ...] | None:
-        """The table that has the first message with this id, and these columns of it; None: there is none."""
+        """The table with the first message of this id, and these columns of its row; None: no message has it."""
         for table in ("{waiting}", "{delayed}"):
             found = f"SELECT {columns} FROM {table} WHERE {self._has_id()} ORDER BY id LIMIT 1"
             for row in self._store.ask(found, message_id):

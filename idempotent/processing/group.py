@@ -16,8 +16,8 @@ from idempotent.outcomes import Action, Outcome, Result
 from idempotent.policy import OnExpiredLease
 from idempotent.processing.binding import Binding
 from idempotent.processing.group_run import GroupRun, Member, place_of
-from idempotent.processing.results import mismatch, unavailable
-from idempotent.processing.single import process_one, refused, store_failed, without_key
+from idempotent.processing.results import answered, mismatch, unavailable
+from idempotent.processing.single import process_one, store_failed, without_key
 from idempotent.processing.steps import CLAIM_MANY, STORE, Life, timed
 
 R = TypeVar("R")
@@ -159,9 +159,8 @@ class _Group:
             elif decision.lapsed:
                 self._run.singles.append(member)
             else:
-                self.results[member.index] = yield from refused(
-                    self._binding, member.message, member.request, decision
-                )
+                # Without the kill switch, which claims each key alone.
+                self.results[member.index] = answered(self._binding, member.message, member.request, decision)
         if self._run.singles and claimed and isinstance(claimed[0].message.position, Position):
             # A lapsed message is claimed alone, and must run before the later messages of its partition.
             yield from self._run.undo(claimed)

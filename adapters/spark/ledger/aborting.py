@@ -66,7 +66,7 @@ def abort_as_seen(ledger: RunLedger, row: RunRow, *, unpublished: bool, by: str)
         return False
     if row.state is RunState.COMMITTED:
         raise wrong_state(row.ref, row.state)
-    # First, so that nobody looks whether it has published, and is refused all the same.
+    # Before the state: who is told to check what was published must not be refused afterwards, for its driver lives.
     if not row.lapsed:
         raise another_driver(row)
     if row.state is RunState.PREPARED and not unpublished:

@@ -302,7 +302,7 @@ class SqlRunStore(RunStore):
         return self._brief.run(limited, retry_locked=False)
 
     def _limit_waits(self, db: DriverConnection, seconds: int) -> None:
-        """Let this transaction wait so long for locks: on SQLite as its URL says."""
+        """Limit how long this transaction waits for a lock. On SQLite the timeout in its URL is the limit."""
         if self._dialect.name == "mysql":
             execute(db, f"SET SESSION innodb_lock_wait_timeout={seconds:d}")
         elif self._dialect.name == "postgresql":

@@ -121,7 +121,7 @@ def _named(consumer: str) -> str:
     name = consumer_named(consumer)
     if name is None:
         raise typer.BadParameter(
-            f"{consumer!r} is none: a consumer is subject:group, as `idempotent keys stats` shows it"
+            f"{consumer!r} is no consumer: write it as subject:group, as `idempotent keys stats` shows it"
         )
     return name
 
