@@ -61,7 +61,7 @@ def _arrows(floors: Sequence[Floor]) -> Iterator[str]:
         counts.items(), key=lambda arrow: [names.index(name) for name in arrow[0]]
     ):
         if not any((upper, between) in counts and lower in below[between] for between in names):
-            yield f"  {upper}_floor -->|{count}| {lower}_floor"
+            yield f"  {upper}_floor-->|{count}|{lower}_floor"
 
 
 def _shown(part: str) -> str:
