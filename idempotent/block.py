@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import Token
 from types import TracebackType
@@ -54,26 +54,38 @@ class Once:
         self._token: Token[Any] | None = None
         self._around: AbstractContextManager[object] | None = None
 
-    def _begin(self, *, is_async: bool) -> Life[Step]:
-        """The life of the block's message, up to the block; it waits while another block has the key."""
+    def _begin(self, *, is_async: bool) -> Life[Step | Result]:
+        """The life of the block's message, up to the block; it waits while another block has the key.
+
+        It returns the step that is the block, or the result of a message whose block does not begin.
+        """
         if self._token is not None:
             raise RuntimeError("this block is entered already: call once() for each block")
         self._consumer = self._consumer_of(is_async=is_async)
         self._binding = self._consumer.binding
         return self._claiming(self._binding)
 
-    def _claiming(self, binding: Binding) -> Life[Step]:
+    def _claiming(self, binding: Binding) -> Life[Step | Result]:
         waits = pauses(self._wait_s)
         while True:
             self._life = process_one(binding, self._message)
             got = yield from part_of(self._life, before=binding.calls.one)
             if not isinstance(got, Result):
                 return got
-            yield SLEEP, time.sleep, (self._pause_s(got, waits),)
+            pause_s = next(waits, None) if got.outcome is Outcome.IN_PROGRESS else None
+            if pause_s is None:
+                self._report(got)
+                return got
+            yield SLEEP, time.sleep, (pause_s,)
 
-    def _enter(self, step: Step) -> Callable[[], Any] | None:
-        """Begin the block. Returns what gives its session, if it has one."""
-        self.claim = step[2][0]
+    def _enter(self, got: Step | Result) -> Callable[[], Any] | None:
+        """Begin the block, or raise why it does not begin. Returns what gives its session, if it has one."""
+        if isinstance(got, Result):
+            if got.outcome is Outcome.DUPLICATE:
+                key = self._binding.key_of(self._message)
+                raise DuplicateError(f"{key} is done: its block ran before", value=got.value)
+            raise self._consumer.error_of(self._message, got)
+        self.claim = got[2][0]
         self._token = enter_claim(self.claim)
         observers = self._binding.observers
         if observers.watch_runs:
@@ -82,17 +94,6 @@ class Once:
         self._began = time.perf_counter()
         kind, hook = self._binding.handler.session_type, self._binding.transactions.handler_argument
         return None if kind is None else functools.partial(hook, self.claim, kind)
-
-    def _pause_s(self, result: Result, waits: Iterator[float]) -> float:
-        """How long to wait for the block that has the key; raises why this one does not begin."""
-        pause_s = next(waits, None) if result.outcome is Outcome.IN_PROGRESS else None
-        if pause_s is not None:
-            return pause_s
-        self._consumer.report(self._message, result)
-        if result.outcome is Outcome.DUPLICATE:
-            key = self._binding.key_of(self._message)
-            raise DuplicateError(f"{key} is done: its block ran before", value=result.value)
-        raise self._consumer.error_of(self._message, result)
 
     def _leave(self, error: BaseException | None) -> None:
         token, self._token = self._token, None
@@ -112,9 +113,11 @@ class Once:
         raised = Closed() if isinstance(error, GeneratorExit) else error
         return part_of(self._life, answer=(self._life.throw, raised))
 
+    def _report(self, result: Result) -> None:
+        self._consumer.report(self._message, result)
+
     def _end(self, result: Result, error: BaseException | None) -> None:
         """Raise what went wrong after a block without an exception."""
-        self._consumer.report(self._message, result)
         if error is None and result.outcome is not Outcome.PROCESSED:
             raise self._consumer.error_of(self._message, result)
 
@@ -132,18 +135,20 @@ class Once:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave(error)
-        self._end(drive(self._rest(error)), error)
+        result = drive(self._rest(error))
+        self._report(result)
+        self._end(result, error)
 
     async def __aenter__(self) -> Self:
         claiming = self._begin(is_async=True)
         awaiting = self._binding.checker.awaiting
         try:
-            step = await drive_async(claiming, awaiting)
+            got = await drive_async(claiming, awaiting)
         except asyncio.CancelledError as error:
             if frame_of(self._life) is not None:  # it came when the key was claimed
                 await drive_async(self._rest(error), awaiting)
             raise
-        hook = self._enter(step)
+        hook = self._enter(got)
         if hook is not None:
             try:
                 self.session = await awaiting.begin(hook)
@@ -160,4 +165,4 @@ class Once:
         if isinstance(error, GeneratorExit):  # the task is closed, and may await nothing
             awaiting.later(close, self._life)
         else:
-            await drive_async(self._rest(error), awaiting, lambda result: self._end(result, error))
+            self._end(await drive_async(self._rest(error), awaiting, self._report), error)

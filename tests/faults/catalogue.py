@@ -2120,8 +2120,8 @@ FAULTS: Final = (
     Fault(
         "once: a block whose key is done begins again",
         "idempotent/block.py",
-        "        if result.outcome is Outcome.DUPLICATE:\n            key =",
-        "        if result.outcome is Outcome.DUPLICATE:\n            return  # type: ignore[misc]\n            key =",
+        "            if got.outcome is Outcome.DUPLICATE:\n                key =",
+        "            if got.outcome is Outcome.DUPLICATE:\n                return None\n                key =",
         "tests/functions/test_blocks.py -k runs_once",
     ),
     Fault(

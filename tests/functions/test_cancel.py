@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -22,7 +25,11 @@ from idempotent import (
     once,
 )
 from idempotent.block import Once
-from idempotent.checkers import MemoryChecker
+from idempotent.checkers import MemoryChecker, SqlChecker
+from idempotent.claims import ClaimRequest, Completion, new_owner
+from idempotent.errors import DuplicateError, StoreUnavailableError
+from idempotent.keys import KeySpace
+from idempotent.migrations import upgrade
 from idempotent.observe import Observer
 from tests.functions.kinds import Kind
 
@@ -274,6 +281,55 @@ def test_a_cancellation_while_a_block_gets_its_session_frees_its_key(kind: Kind)
         assert result.outcome is Outcome.PROCESSED
 
     asyncio.run(run())
+
+
+class Slow(SqlChecker):
+    """Records a completion slowly, and fails if it is told to."""
+
+    def __init__(self, url: str, *, fails: bool) -> None:
+        super().__init__(url, combine=False)
+        self.entered = threading.Event()
+        self.fails = fails
+
+    def _complete(self, completion: Completion) -> bool:
+        self.entered.set()
+        time.sleep(0.3)
+        if self.fails:
+            raise StoreUnavailableError("no answer")
+        return super()._complete(completion)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["the block does not begin", "its end is not recorded"])
+def test_a_cancellation_is_raised_before_the_error_of_a_block(tmp_path: Path, *, fails: bool) -> None:
+    """Else the task goes on, because its program expects such an error and handles it."""
+    url = f"sqlite:///{tmp_path}/keys.db"
+    upgrade(url)
+    checker = Slow(url, fails=fails)
+    if not fails:
+        # Of a process that died, whose effect happened: the key is completed, and the block is a duplicate.
+        dead = SqlChecker(url, lease_s=0.01)
+        claim = dead.protocol.claim(ClaimRequest(KeySpace("once", "tests").key("m"), new_owner())).claim
+        assert claim is not None
+        dead.protocol.abandon(claim)
+        time.sleep(0.1)
+        dead.close()
+
+    async def enter() -> None:
+        with suppress(DuplicateError, StoreUnavailableError):
+            async with once(checker, "m", group="tests", on_expired_lease=lambda _: True):
+                assert fails
+        await asyncio.sleep(0)
+        pytest.fail("it ran on")
+
+    async def run() -> None:
+        task = asyncio.ensure_future(enter())
+        await asyncio.to_thread(checker.entered.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    checker.close()
 
 
 def test_a_block_cannot_finish() -> None:
