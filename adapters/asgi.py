@@ -265,7 +265,9 @@ class IdempotencyKeyMiddleware:
                 if flight.content != content:
                     return Result(Outcome.REJECTED)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(flight.ended.wait(), max(until - time.monotonic(), 0))
+                    # wait_for of Python 3.11 loses a cancellation that comes with the end
+                    async with asyncio.timeout(max(until - time.monotonic(), 0)):
+                        await flight.ended.wait()
                 if not flight.ended.is_set():
                     return Result(Outcome.IN_PROGRESS)
             async with flight.turn:

@@ -24,7 +24,7 @@ from idempotent.message import Message
 from idempotent.outcomes import Outcome, Result
 from idempotent.policy import OnCancel, OnExpiredLease
 from idempotent.processing.binding import Binding
-from idempotent.processing.flights import Flights, Landing
+from idempotent.processing.flights import Flight, Flights, Landing
 from idempotent.processing.handler import Handler, function_of
 from idempotent.processing.holding import LOOK_S, pauses
 from idempotent.processing.options import Exceptions, ExpiredLeasePolicy
@@ -194,19 +194,14 @@ class _Calls:
     def life(self, binding: Binding, message: Message) -> Life[Result]:
         """What becomes of a call: it asks the store, or waits for another call of this process that does."""
         until = time.monotonic() + max(self._wait_s, LOOK_S)
-        while (flight := self._flights.begin(message)).message is not message:
-            landing = flight.awaited()
-            if landing is not None:
-                try:
-                    stored = yield RUN, self._landed, (landing, max(until - time.monotonic(), 0))
-                except TimeoutError:
-                    return self._counted(message, _RUNNING)
-                if stored is not None and flight.message.body == message.body:
-                    value, replayed = binding.decode(stored, message)
-                    return self._counted(message, Result(Outcome.DUPLICATE, value=value, replayed=replayed))
+        mine = Flight(message)
         result: Result | None = None
         waits: Iterator[float] | None = None
         try:
+            while (other := self._flights.begin(mine)) is not mine:
+                shared = yield from self._shared(other, binding, message, until)
+                if shared is not None:
+                    return self._counted(message, shared)
             while True:
                 result = self._counted(message, (yield from process_one(binding, message)))
                 if result.outcome is not Outcome.IN_PROGRESS:
@@ -217,9 +212,23 @@ class _Calls:
                     return result
                 yield SLEEP, time.sleep, (pause_s,)
         finally:
-            awaited = self._flights.land(flight)
+            awaited = self._flights.land(mine)
             if awaited is not None:
                 self._hand_on(awaited, message, result)
+
+    def _shared(self, other: Flight, binding: Binding, message: Message, until: float) -> Life[Result | None]:
+        """What becomes of a call by another one with its key, which it waits for; None: it has to ask the store."""
+        landing = other.awaited()
+        if landing is None:
+            return None
+        try:
+            stored = yield RUN, self._landed, (landing, max(until - time.monotonic(), 0))
+        except TimeoutError:
+            return _RUNNING
+        if stored is None or other.message.body != message.body:
+            return None
+        value, replayed = binding.decode(stored, message)
+        return Result(Outcome.DUPLICATE, value=value, replayed=replayed)
 
     def _counted(self, message: Message, result: Result) -> Result:
         """The result; a call that has waited for another one, instead of asking the store, is counted all the same."""
@@ -248,7 +257,10 @@ _RUNNING: Final = Result(Outcome.IN_PROGRESS)
 
 async def _landed(landing: Landing, wait_s: float) -> bytes | None:
     """`Future.result` for a task."""
-    return await asyncio.wait_for(asyncio.wrap_future(landing), wait_s)
+    async with asyncio.timeout(
+        wait_s
+    ):  # wait_for of Python 3.11 loses a cancellation that comes with the result
+        return await asyncio.wrap_future(landing)
 
 
 def _plain(calls: _Calls) -> Callable[..., Any]:

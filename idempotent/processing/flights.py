@@ -54,14 +54,17 @@ class Flights:
     def __init__(self) -> None:
         self._flights: Final[dict[object, Flight]] = {}
 
-    def begin(self, message: Message) -> Flight:
-        """Begin the flight of a message's key; or the flight of another message, which has begun with it."""
-        flight = Flight(message)
+    def begin(self, flight: Flight) -> Flight:
+        """Begin a flight. Returns the one that its key has: this, or another one, which is to be waited for."""
         return self._flights.setdefault(flight.place, flight)
 
     def land(self, flight: Flight) -> Landing | None:
-        """End a flight. Returns the future on which other calls wait; the caller sets it. None: no call waits."""
-        del self._flights[flight.place]
+        """End a flight, if it has begun.
+
+        Returns the future on which other calls wait; the caller sets it. None: no call waits.
+        """
+        if self._flights.get(flight.place) is flight:
+            del self._flights[flight.place]
         with _lock:
             flight.has_landed = True
         return flight.landing

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -172,3 +174,76 @@ def test_a_call_waits_for_another_process(kind: Kind) -> None:
         threading.Timer(0.5, end.set).start()
         assert [one.result(DEADLINE_S), other.result(DEADLINE_S)] == ["charged a"] * 2
     assert ran == ["a"]
+
+
+@pytest.mark.parametrize("turns", range(9))
+def test_a_call_that_waits_for_another_one_loses_no_cancellation(turns: int) -> None:
+    """It comes in each turn of the loop while the other's result arrives."""
+    go = asyncio.Event()
+
+    @idempotent(MemoryChecker(), group="tests", key="order", name="charge", wait_s=DEADLINE_S)
+    async def charge(order: str) -> str:
+        await go.wait()
+        return order
+
+    async def waits() -> None:
+        await charge("a")
+        await asyncio.sleep(0)
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        first = asyncio.ensure_future(charge("a"))
+        await asyncio.sleep(0)
+        task = asyncio.ensure_future(waits())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        go.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 5)
+        assert await first == "a"
+
+    asyncio.run(run())
+
+
+class TimeLimitError(BaseException):
+    """As Celery and dramatiq raise it, at any line."""
+
+
+def test_a_call_that_is_interrupted_before_it_asks_the_store_holds_up_no_other() -> None:
+    ran: list[int] = []
+    lines = 0
+
+    @idempotent(MemoryChecker(), group="tests", key="order", name="charge")
+    def charge(order: int) -> int:
+        ran.append(order)
+        return order
+
+    def at(number: int) -> Callable[..., Any]:
+        left = number
+
+        def line(_: FrameType, event: str, __: Any) -> Any:
+            nonlocal left
+            left -= event == "line"
+            if not left:
+                sys.settrace(None)
+                raise TimeLimitError
+            return line
+
+        return lambda frame, *_: line if "idempotent/function.py" in frame.f_code.co_filename else None
+
+    while not ran:
+        lines += 1
+        before = sys.gettrace()
+        sys.settrace(at(lines))
+        try:
+            charge(lines)
+        except TimeLimitError:
+            if not ran:
+                assert charge(lines) == lines
+                ran.clear()
+        finally:
+            sys.settrace(before)
+    assert lines > 10
