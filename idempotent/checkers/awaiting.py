@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from idempotent.checkers.batching.batcher import wake_tasks
+from idempotent.checkers.batching.batcher import Batcher, Call, wake_tasks
 from idempotent.checkers.batching.combiner import (
     ALONE,
     COMPLETE_ALONE,
@@ -116,7 +116,8 @@ class InThreads(Awaiting):
         signal = Signal()
         call = claim_call(request, wake_tasks, signal)
         calls = self._combiner.calls
-        calls.put(call)
+        if not _queued(calls, call):
+            return await self._claim_alone(request)
         try:
             await signal.wait()
         except BaseException:
@@ -139,16 +140,16 @@ class InThreads(Awaiting):
         if self._combiner is not None:
             signal = Signal()
             call = completion_call(claim, result, wake_tasks, signal)
-            self._combiner.calls.put(call)
-            await signal.wait_to_its_end(on_cancel)
-            owned = call.result()
+            if _queued(self._combiner.calls, call):
+                await signal.wait_to_its_end(on_cancel)
+                owned = call.result()
         if owned is COMPLETE_ALONE:
             return await self.call(self._protocol.complete, claim, result, on_cancel=on_cancel)
         return owned
 
     async def call(self, function: Callable[..., R], *arguments: Any, on_cancel: OnCancel | None = None) -> R:
         call = SideCall(function, arguments)
-        self._threads.run(call.run)
+        self._run(call)
         await call.end(on_cancel)
         return call.result()
 
@@ -160,6 +161,13 @@ class InThreads(Awaiting):
 
     def close(self) -> None:
         self._threads.close()
+
+    def _run(self, call: SideCall[Any]) -> None:
+        """Make a call in a thread. Where the system starts no more threads, the loop waits for it: it must not fail."""
+        try:
+            self._threads.run(call.run)
+        except RuntimeError:
+            call.run()
 
     async def _claim_alone(self, request: ClaimRequest) -> Decision:
         return await self._claimed(self._protocol.claim, request, lambda decision: [decision])
@@ -174,7 +182,7 @@ class InThreads(Awaiting):
             self._protocol.release_many([(claim, None) for claim in claims if claim is not None])
 
         call = SideCall(claim, (asked,), unused=free)
-        self._threads.run(call.run)
+        self._run(call)
         try:
             return await call.answer()
         except BaseException:
@@ -182,6 +190,15 @@ class InThreads(Awaiting):
             if answer is not None:
                 self.later(free, answer)
             raise
+
+
+def _queued(calls: Batcher, call: Call) -> bool:
+    """Queue a call to go with others. False: the system starts no thread for them, so it goes alone."""
+    try:
+        calls.put(call)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _log_failed(error: Exception) -> None:

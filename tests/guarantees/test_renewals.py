@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
 
-from idempotent import Outcome, current_claim
-from idempotent.checkers import MemoryChecker
+from idempotent import Outcome, Registry, current_claim
+from idempotent.checkers import MemoryChecker, SqlChecker
 from idempotent.checkers.leases import LeaseKeeper
 from idempotent.claims import ClaimRequest, Lapsed, Verdict
 from idempotent.errors import StoreUnavailableError
+from idempotent.migrations import upgrade
 from idempotent.observe import counters
 from tests.guarantees.orders import ORDERS, Refusing, consumer_of, message, wait
 from tests.support.hooks import answering
@@ -133,4 +135,21 @@ def test_a_claim_whose_lease_nobody_could_renew_is_given_back_and_is_no_death(st
     shortage()
     assert outcomes() == {Outcome.PROCESSED}
     assert set(deaths) == {0}
+    checker.close()
+
+
+@pytest.mark.parametrize("combine", [False, True], ids=["each alone", "in rounds"])
+def test_a_task_is_claimed_and_recorded_where_the_system_starts_no_more_threads(shortage, tmp_path, combine):
+    """After ten idle seconds, such as those of a long handler, the threads beside the loop are gone."""
+    upgrade(url := f"sqlite:///{tmp_path}/keys.db")
+    checker, ran = SqlChecker(url, combine=combine), []
+    shortage("idempotent-side", "idempotent-rounds")
+
+    @Registry().consumer("orders", group="billing", checker=checker)
+    async def handle(message):
+        ran.append(message.id)
+
+    outcomes = [asyncio.run(handle.process(message())).outcome for _ in range(2)]
+    assert outcomes == [Outcome.PROCESSED, Outcome.DUPLICATE]
+    assert len(ran) == 1
     checker.close()
