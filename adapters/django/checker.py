@@ -13,6 +13,7 @@ from idempotent.adapters.django.database import Database
 from idempotent.admin import KeyAdmin
 from idempotent.checkers.awaiting import Awaiting
 from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChecker
+from idempotent.checkers.durations import Durations
 from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.keytable import ClaimMode
 from idempotent.checkers.sql.recorders import KeyRecorder
@@ -99,7 +100,7 @@ class DjangoChecker(AbstractIdempotentChecker, TransactionHooks):
             lock_timeout_s, "lock_timeout_s", zero=True, most_s=_LONGEST_LOCK_S
         )
         self._database: Final = Database(using)
-        self._recorder: Final = KeyRecorder(self._store, self.durations, self.protocol.events.count)
+        self._recorder: Final = KeyRecorder(self._store, Durations.of(self), self.protocol.events.count)
         # What handlers of this process run now, by the hash of the key. To change an entry of a dict is atomic.
         self._running: dict[bytes, tuple[Block, ClaimRequest]] = {}
         self._generation = generation.number

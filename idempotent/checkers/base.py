@@ -9,7 +9,6 @@ from typing import ClassVar, Final, final
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.awaiting import Awaiting, InThreads
 from idempotent.checkers.batching import Combiner
-from idempotent.checkers.durations import Durations
 from idempotent.checkers.hooks import CheckerHooks
 from idempotent.checkers.leading import Lead
 from idempotent.checkers.protocol import ClaimProtocol
@@ -63,11 +62,6 @@ class AbstractIdempotentChecker(CheckerHooks):
         self.combiner: Final = (
             Combiner(self.protocol, one_writer=one_writer) if flag(combine, "combine") else None
         )
-
-    @property
-    def durations(self) -> Durations:
-        """How long its claims and keys last."""
-        return Durations(self.lease_s, self.retention_s, self.dead_retention_s)
 
     @property
     def lone(self) -> ClaimProtocol | Combiner:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, Self
+
+if TYPE_CHECKING:
+    from idempotent.checkers.base import AbstractIdempotentChecker
 
 MICROSECONDS: Final = 1_000_000
 
@@ -21,6 +24,11 @@ class Durations:
     lease_s: float | None
     retention_s: float
     dead_retention_s: float | None
+
+    @classmethod
+    def of(cls, checker: AbstractIdempotentChecker) -> Self:
+        """Those that a checker has now."""
+        return cls(checker.lease_s, checker.retention_s, checker.dead_retention_s)
 
     @property
     def lease_us(self) -> int | None:

@@ -100,10 +100,10 @@ class RedisChecker(AbstractIdempotentChecker):
         timeout_s = LONGEST_ANSWER_S if lease_s is None else min(LONGEST_ANSWER_S, lease_s / 3)
         self.store: Final = RedisStore(open_client(client_or_url, timeout_s), prefix)
         self._name = self.store.names.name
-        self._claims = Script("claim", self.durations)
-        self._completes = Script("complete", self.durations)
-        self._releases = Script("release", self.durations)
-        self._renews = Script("renew", self.durations)
+        self._claims = Script("claim", Durations.of(self))
+        self._completes = Script("complete", Durations.of(self))
+        self._releases = Script("release", Durations.of(self))
+        self._renews = Script("renew", Durations.of(self))
 
     @property
     def command_options(self) -> str:
@@ -115,7 +115,7 @@ class RedisChecker(AbstractIdempotentChecker):
         return f"redis://{self.store.where.partition(' as ')[0]}/{self.store.names.prefix.decode()}"
 
     def admin(self) -> KeyAdmin:
-        return RedisKeyAdmin(self.store, self.durations)
+        return RedisKeyAdmin(self.store, Durations.of(self))
 
     def ping(self) -> None:
         self.admin().get(_PINGED)

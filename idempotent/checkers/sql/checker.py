@@ -11,6 +11,7 @@ from sqlalchemy.engine import URL
 
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.base import DEFAULT_LEASE_S, DEFAULT_RETENTION_S, AbstractIdempotentChecker
+from idempotent.checkers.durations import Durations
 from idempotent.checkers.sql.failures import FailedAttempt
 from idempotent.checkers.sql.findings import sql_findings
 from idempotent.checkers.sql.keytable import AT_ONCE, KeyTable
@@ -80,7 +81,7 @@ class SqlChecker(AbstractIdempotentChecker):
     @cached_property
     def _keys(self) -> KeyTable:
         dialect, count = self.store.connections.dialect, self.protocol.events.count
-        return KeyTable(dialect, self.store.table, self.durations, count, waits_briefly=True)
+        return KeyTable(dialect, self.store.table, Durations.of(self), count, waits_briefly=True)
 
     @property
     def command_options(self) -> str:

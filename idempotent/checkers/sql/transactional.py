@@ -16,6 +16,7 @@ from sqlalchemy.util import greenlet_spawn
 from idempotent.admin import Finding, KeyAdmin
 from idempotent.checkers.awaiting import Awaiting
 from idempotent.checkers.base import DEFAULT_RETENTION_S, AbstractIdempotentChecker
+from idempotent.checkers.durations import Durations
 from idempotent.checkers.side_calls import OnCancel, ended
 from idempotent.checkers.sql.asynchronous.sessions import AsyncSessions, synchronous
 from idempotent.checkers.sql.checker import SqlChecker
@@ -98,7 +99,7 @@ class TransactionalBase(AbstractIdempotentChecker, TransactionHooks):
         )
         self.isolates = savepoints
         self.strict: Final = flag(strict, "strict")
-        self._recorder = self.recorder_type(self.store, self.durations, self.protocol.events.count)
+        self._recorder = self.recorder_type(self.store, Durations.of(self), self.protocol.events.count)
         self._transactions: Final = HandlerTransactions(self.store, self._recorder, sessions, strict=strict)
         self._runs: Final = Runs(self.protocol, self.store, self._recorder)
 
