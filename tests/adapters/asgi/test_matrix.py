@@ -13,6 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import JSONResponse
+from fastapi.testclient import TestClient
 
 from idempotent import ConfigurationError, Outcome
 from idempotent.adapters.asgi import IdempotencyKeyMiddleware
@@ -200,7 +203,10 @@ ROWS: list[tuple[str, str, dict[str, Any], Callable[[Client], httpx.Response]]] 
     ("has a key that is new for its user", "runs; the answer is stored, then sent", {}, is_new),
     ("is the copy of one that is done", "the stored answer, with `Idempotent-Replayed: true`", {}, is_done),
     (
-        "is the copy of one that was refused for good, such as with 400, 404 or 422",
+        (
+            "is the copy of one that was refused for good, such as with 400, 402 or 404 (without a session [raised "
+            "ones](reference/frameworks.md#which-answers-free-the-key) too)"
+        ),
         "the stored answer, with `Idempotent-Replayed: true`",
         {},
         is_refused_for_good,
@@ -208,7 +214,7 @@ ROWS: list[tuple[str, str, dict[str, Any], Callable[[Client], httpx.Response]]] 
     ("is the copy of one that runs now", "409 `in-progress` and `Retry-After: 1`", {}, runs_now),
     (
         "is the copy of one that runs now, with `wait_s=`",
-        "the stored answer, with `Idempotent-Replayed: true`",
+        "the stored answer, with `Idempotent-Replayed: true`; 409 after that time",
         {"wait_s": 60},
         runs_now_and_may_wait,
     ),
@@ -240,10 +246,13 @@ ELSEWHERE = [
         "is the copy of one that a person has marked as done, by `keys resolve --done`",
         "409 `answer-not-stored`",
     ),
-    ("is the copy of one in which its process died", "runs again"),
     (
-        'is the copy of one in which its process died, with `on_expired_lease="park"`',
-        "409 `effect-unknown`",
+        "is the copy of one in which its process died",
+        "runs again: with a transaction at once, with leases after at most `lease_s` of 409",
+    ),
+    (
+        'is the copy of one in which its process died, with leases and `on_expired_lease="park"`',
+        "409 `effect-unknown`, which names the key for `idempotent keys resolve`",
     ),
     ("has a key, and the store does not answer", "503 `unavailable` and `Retry-After: 1`"),
 ]
@@ -272,6 +281,24 @@ def test_the_table_is_that_of_the_page() -> None:
     table = PAGE.read_text().partition("| a request that ")[2]
     rows = re.findall(r"^\| (\S.+?) \| (.+) \|$", table, re.MULTILINE)
     assert rows == [*(row[:2] for row in ROWS), *ELSEWHERE]
+
+
+@pytest.mark.parametrize("status", [402, 404, 409, 422, 401, 429, 500])
+@pytest.mark.parametrize("raises", [False, True], ids=["returned", "raised"])
+def test_fastapi_makes_an_answer_of_an_exception_which_is_stored_as_one(status: int, *, raises: bool) -> None:
+    api, charged = FastAPI(), []
+    api.add_middleware(IdempotencyKeyMiddleware, checker=MemoryChecker(), group="shop", scope=user_of)
+
+    @api.post("/charge")
+    def charge() -> Any:
+        charged.append(status)
+        if raises:
+            raise HTTPException(status)
+        return JSONResponse({}, status)
+
+    with TestClient(api, headers={**USER, "Idempotency-Key": "k"}) as client:
+        assert [client.post("/charge").status_code for _ in range(2)] == [status, status]
+    assert len(charged) == (2 if status in FREE else 1)
 
 
 def test_a_copy_that_waits_for_one_that_fails_runs_in_its_place(kind: Kind) -> None:
