@@ -41,7 +41,12 @@ from tests.support.privileges import SQL as SQL_PRIVILEGES
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LANGUAGES = {"python", "sh", "console", "text", "mermaid"}
 # Pages whose other snippets have a test of their own, in tests/pages/.
-MORE_LANGUAGES = {"cookbook.md": {"sql"}, "kubernetes.md": {"yaml", "ini"}}
+MORE_LANGUAGES = {
+    "cookbook.md": {"sql"},
+    "kubernetes.md": {"yaml", "ini"},
+    "metrics.md": {"yaml"},
+    "privileges.md": {"sql"},
+}
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BILLING = KeySpace("orders.paid", "billing")
 # What a page shows of other people's servers, and what stands in for it. Order matters: the longest first.

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from idempotent.checkers.sql.store import MOST_EXPIRED
+
 ALERTS = Path(__file__).parents[3] / "docs" / "monitoring" / "alerts.yml"
 CONSUMER = {"consumer": "orders:billing"}
 STORE = {"store": "keys", **CONSUMER}
@@ -19,6 +21,11 @@ TROUBLES = {
         {f"idempotent_ready{{{ON_INSTANCE}}}": "1x9 0x10"},
         *(12, {"severity": "page", **INSTANCE}),
         "worker-1:9000 is not ready: its broker or a store does not answer, or it is stuck",
+    ),
+    "IdempotentNoProcess": (
+        {f"idempotent_ready{{{ON_INSTANCE}}}": "1x9 stale _x20"},
+        *(20, {"severity": "page", "job": "shop"}),
+        "shop: no worker and no relay runs, or none is scraped",
     ),
     "IdempotentStoreUnavailable": (
         {
@@ -51,6 +58,17 @@ TROUBLES = {
         *(22, {"severity": "ticket", **CONSUMER}),
         "orders:billing: messages that died in 15 minutes: about 33",  # 33.2: `increase` extrapolates over the gap
     ),
+    # Nothing dies any more, and the process that measures the store changes.
+    "IdempotentDeadKeysWait": (
+        {
+            f'idempotent_store_dead_keys{{store="keys", consumer="orders:billing", {ON_INSTANCE}}}': "0x4 3x30 stale",
+            'idempotent_store_dead_keys{store="keys", consumer="orders:billing", instance="worker-2:9000"}': (
+                "_x44 3x60"
+            ),
+        },
+        *(70, {"severity": "ticket", **STORE}),
+        "orders:billing: dead keys that wait for a person: 3",
+    ),
     "IdempotentLeaseLost": (
         {'idempotent_lease_lost_total{consumer="orders:billing"}': "0x9 1x10"},
         *(12, {"severity": "ticket", **CONSUMER}),
@@ -60,6 +78,15 @@ TROUBLES = {
         {'idempotent_store_lapsed_claims{store="keys", consumer="orders:billing"}': "0 2x30"},
         *(20, {"severity": "ticket", **STORE}),
         "orders:billing: keys in progress whose lease has ended, for 15 minutes: 2",
+    ),
+    # One message, first in one worker, then in another.
+    "IdempotentMessagesHeld": (
+        {
+            f'idempotent_held{{consumer="orders:billing", {ON_INSTANCE}}}': "0x4 1x8 0x40",
+            'idempotent_held{consumer="orders:billing", instance="worker-2:9000"}': "0x12 1x40",
+        },
+        *(22, {"severity": "ticket", **CONSUMER}),
+        "orders:billing: workers have held messages for 15 minutes, now 1",
     ),
     "IdempotentBacklogGrows": (
         {'idempotent_backlog_messages{consumer="orders:billing"}': "10+50x60"},
@@ -87,10 +114,16 @@ TROUBLES = {
         *(8, {"severity": "page", **OUTBOX}),
         "outbox_tbl: the oldest message has waited for 8m 0s",
     ),
+    "IdempotentNoRelay": (
+        {'idempotent_outbox_relays{outbox="outbox_tbl"}': "1x4 stale _x30"},
+        *(15, {"severity": "page", **OUTBOX}),
+        "outbox_tbl: no relay is at work",
+    ),
+    # As many as a measure counts.
     "IdempotentKeysExpire": (
-        {'idempotent_store_expired_keys{store="keys"}': "200000x300"},
+        {'idempotent_store_expired_keys{store="keys"}': f"{MOST_EXPIRED}x90 _x9 {MOST_EXPIRED}x200"},
         *(200, {"severity": "ticket", "store": "keys"}),
-        "keys: expired keys that are not deleted: 200000",
+        f"keys: expired keys that are not deleted: at least {MOST_EXPIRED}",
     ),
     "IdempotentPreparedRunWaits": (
         {'idempotent_store_prepared_run_waits_seconds{store="keys"}': "0x4 0+60x40"},
@@ -135,6 +168,8 @@ QUEUE = {
     WHOLE.format(2): "100+5x60",
     'idempotent_outcomes_total{consumer="orders:billing", outcome="processed"}': "0+600x60",
 }
+# Relays that have no lease any more, though their processes go on.
+IDLE_RELAY = {'idempotent_outbox_relays{outbox="outbox_tbl"}': "1x4 0x30"}
 QUIET = {
     f"idempotent_ready{{{ON_INSTANCE}}}": "1 0 1x58",
     'idempotent_outcomes_total{consumer="orders:billing", outcome="processed"}': "0+600x60",
@@ -147,6 +182,9 @@ QUIET = {
     'idempotent_longest_running_seconds{consumer="orders:billing"}': "0.2x60",
     'idempotent_backlog_messages{consumer="orders:billing"}': "5 900 40 0 12 800 0 3x53",
     'idempotent_paused{consumer="orders:billing"}': "0x10 1x40 0x9",
+    'idempotent_held{consumer="orders:billing"}': "0x5 40x14 0 3x14 0x25",
+    'idempotent_store_dead_keys{store="keys", consumer="orders:billing"}': "2x30 0x30",
+    'idempotent_outbox_relays{outbox="outbox_tbl"}': "2x10 0 _ 1x48",
     'idempotent_store_lapsed_claims{store="keys", consumer="orders:billing"}': "0 1 0x58",
     'idempotent_store_prepared_run_waits_seconds{store="keys"}': "0+80x20 0x39",
     'idempotent_store_expired_keys{store="keys"}': "90000x60",
@@ -177,6 +215,7 @@ def test_each_alert_fires_in_its_trouble_and_none_in_a_quiet_hour(promtool, tmp_
         *(unit(name, series, [fired(name, *expected)]) for name, (series, *expected) in TROUBLES.items()),
         unit("a pile", PILE, [fired(*PILED)]),
         unit("two processes of a group", GROUP, [fired(*GROUP_LAGS)]),
+        unit("idle relays", IDLE_RELAY, [fired("IdempotentNoRelay", *TROUBLES["IdempotentNoRelay"][1:])]),
     ]
     silent = [
         {"eval_time": f"{minute}m", "alertname": name, "exp_alerts": []}
