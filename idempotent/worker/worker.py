@@ -99,7 +99,8 @@ class Worker:
             `@consumer(concurrency=...)` limits one consumer.
         batch_size: above 1, up to this many messages of a consumer pass through `process_many` together.
         drain_timeout_s: seconds that running handlers have to finish when the worker stops. Closing takes up to five
-            more, so the default stays below the 30 seconds after which Kubernetes kills.
+            more, so the default stays below the 30 seconds after which Kubernetes kills; on Kafka up to 25, if the
+            broker is slow.
         consumers: serve only these, named `subject:group`; None: all of the registry.
         max_held: held deliveries of a consumer above which no new ones of its subject are received.
         gc_interval_s: seconds between two deletions of expired keys, one worker at a time; None: never.

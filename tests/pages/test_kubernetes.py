@@ -18,8 +18,9 @@ from tests.support.services.process import free_port
 from tests.support.services.waiting import wait_until_it_answers
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
+METRICS = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
 # Of a worker: what it gives to cancelled tasks, and to closing, after its drain (docs/workers.md, "How it stops").
-AFTER_DRAIN_S = 2 + 5
+AFTER_DRAIN_S = 2 + 25
 SHOP = """
 from idempotent import Message, consumer
 
@@ -29,8 +30,8 @@ def book(message: Message) -> None: ...
 """
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.+?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+def blocks(language, page=PAGE):
+    return re.findall(rf"^```{language}\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
 def manifest(kind):
@@ -68,6 +69,17 @@ def test_the_worker_may_end_before_it_is_killed():
     assert int(re.search(r"TimeoutStopSec=(\d+)", unit)[1]) >= drain_s + AFTER_DRAIN_S
 
 
+def test_prometheus_finds_the_pods_and_their_port():
+    [monitor] = map(yaml.safe_load, blocks("yaml", METRICS))
+    spec = monitor["spec"]
+    template = manifest("Deployment")["spec"]["template"]
+    assert spec["selector"]["matchLabels"] == template["metadata"]["labels"]
+    [container] = template["spec"]["containers"]
+    assert {each["port"] for each in spec["podMetricsEndpoints"]} == {
+        each["name"] for each in container["ports"]
+    }
+
+
 def test_the_unit_runs_what_the_deployment_runs():
     [container] = pod("Deployment")["containers"]
     of_containers = {"--metrics-address=0.0.0.0", "--log-format=json"}
@@ -101,7 +113,7 @@ def test_the_worker_answers_its_probes_and_ends_by_sigterm(tmp_path):
         word.replace("9000", str(port)).replace("0.0.0.0", "127.0.0.1")
         for word in container["command"] + container["args"]
     ]
-    environ = {"BROKER_URL": "memory://shop", "DATABASE_URL": url, "PYTHONPATH": ":".join(sys.path)}
+    environ = {"IDEMPOTENT_BROKER": "memory://shop", "IDEMPOTENT_URL": url, "PYTHONPATH": ":".join(sys.path)}
     worker = subprocess.Popen([sys.executable, "-m", *command], cwd=tmp_path, env=environ)
     try:
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
