@@ -1,4 +1,4 @@
-"""What the user of a service that only sends may do: docs/migrations.md."""
+"""What the user of a service that only sends may do: docs/reference/privileges.md."""
 
 import secrets
 
