@@ -93,6 +93,8 @@ def test_the_user_who_runs_has_what_offsets_runs_and_an_outbox_need(database):
     partition = KeySpace("orders.paid", "billing").key("orders.paid/0")
     with closing(checker):
         assert checker.begin({partition: 7}) == {partition: 7}
+        checker.ping()
+        checker.garbage_collect_alone()
     with database.shop.begin() as connection:
         for suffix in ("_runs", "_run_claims", "_outbox_held", "_outbox_leases"):
             for doing in ("SELECT 1 FROM {0}", "DELETE FROM {0}", "INSERT INTO {0} SELECT * FROM {0}"):
