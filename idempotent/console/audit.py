@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -123,14 +124,17 @@ class Audit:
                 self._lines.append(line)
             return
         try:
-            # One write at the end of the file: two consoles may share it.
-            opened = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                os.write(opened, line)
-            finally:
-                os.close(opened)
+            # One write at the end of the file: two consoles may share it. The file raises if not all of it is written.
+            with open(self.path, "ab+", opener=partial(os.open, mode=0o600)) as file:
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":  # a full disk has cut the last line
+                        line = b"\n" + line
+                file.write(line)
         except OSError as error:
-            raise AuditError(f"the audit file {self.path} cannot be written: {error.strerror}") from error
+            raise AuditError(
+                f"the audit file {self.path} cannot be written: {error.strerror or error}"
+            ) from error
 
     def _last_lines(self) -> Iterable[bytes]:
         if self.path is None:

@@ -1,6 +1,7 @@
 """What a person decides in the console."""
 
 import json
+import resource
 import threading
 import time
 
@@ -12,7 +13,7 @@ from idempotent.admin import PAUSES
 from idempotent.checkers import SqlChecker
 from idempotent.checkers.pauses import Pauses, pause_of
 from idempotent.claims import ClaimRequest, Failure
-from idempotent.console.audit import Audit
+from idempotent.console.audit import Audit, AuditError
 from idempotent.errors import ConfigurationError
 from idempotent.keys import KeySpace
 from tests.console.browser import ORDERS
@@ -360,6 +361,27 @@ def test_without_the_audit_nothing_is_changed(letters, browser, tmp_path):
     assert letters.left == ["1", "2", "3", "None"]
     with pytest.raises(ConfigurationError, match="cannot be written"):
         Audit(tmp_path)
+
+
+@pytest.mark.parametrize("length", [1, 300], ids=["short", "longer than a buffer"])
+def test_a_line_that_a_full_disk_cuts_is_refused_and_takes_no_other_with_it(tmp_path, length):
+    audit, done = Audit(tmp_path / "audit.jsonl"), []
+    with audit.noted("alice", "drop", "orders:billing", ["1"]) as end:
+        end("1 letter dropped.")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (audit.path.stat().st_size + 50, before[1]))
+    try:
+        with (
+            pytest.raises(AuditError, match="cannot be written"),
+            audit.noted("bob", "drop", "orders:billing", ["\u20ac" * length] * 20),
+        ):
+            done.append("dropped")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert done == []
+    with audit.noted("carol", "drop", "orders:billing", ["2"]) as end:
+        end("1 letter dropped.")
+    assert [entry["who"] for entry in audit.latest()] == ["carol", "alice"]
 
 
 def test_an_old_audit_file_with_half_a_line_is_read(tmp_path):
