@@ -114,9 +114,7 @@ class Console:
         given: dict[str, str] = request.state.form if is_post else dict(request.query_params)
         token, user, why, status = given.get("token", ""), given.get("name", "").strip(), "", 200
         if is_post:
-            if self._sessions.is_throttled:
-                why, status = "Too many wrong tokens. Wait a minute.", 429
-            elif not is_name(user):
+            if not is_name(user):
                 why, status = "Say who you are: the audit names you.", 400
             elif not self._sessions.is_token(token):
                 log.warning("console_login_refused")  # not the name, which may be a token in the wrong field

@@ -6,7 +6,7 @@ import hmac
 import secrets
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -26,8 +26,6 @@ _SESSION_S: Final = 12 * 3600.0
 _MOST_SESSIONS: Final = 1000
 _MOST_BODY: Final = 2 * 2**20
 _MOST_FIELDS: Final = 2000
-_FAILURES: Final = 10
-_FAILURES_S: Final = 60.0
 _MIN_TOKEN: Final = 16
 _NAME_LENGTH: Final = 100
 _HTTP: Final = 80
@@ -135,7 +133,7 @@ class Session:
 
 
 class Sessions:
-    """Who has logged in, in the memory of this process, and how often somebody failed to.
+    """Who has logged in, in the memory of this process.
 
     Args:
         token: what a person types to log in.
@@ -147,7 +145,6 @@ class Sessions:
         self._clock = clock
         self._lock = free_in_child(threading.Lock())
         self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._failures: deque[float] = deque(maxlen=_FAILURES)
 
     def find(self, cookie: str | None) -> Session | None:
         """The session of a cookie; None: none, or it has ended."""
@@ -172,20 +169,9 @@ class Sessions:
         with self._lock:
             self._sessions.pop(session.id, None)
 
-    @property
-    def is_throttled(self) -> bool:
-        """Whether ten tokens in the last minute were wrong."""
-        with self._lock:
-            failures = self._failures
-            return len(failures) == _FAILURES and self._clock() - failures[0] < _FAILURES_S
-
     def is_token(self, given: str) -> bool:
         """Whether it is the token. Takes the same time whichever characters differ."""
-        if self._token is not None and hmac.compare_digest(_bytes(given), _bytes(self._token)):
-            return True
-        with self._lock:
-            self._failures.append(self._clock())
-        return False
+        return self._token is not None and hmac.compare_digest(_bytes(given), _bytes(self._token))
 
 
 class Guard:
