@@ -87,6 +87,20 @@ def test_the_address_with_the_token_fills_the_form_and_logs_nobody_in(console):
     assert browser.send(form, name="alice").status == 200
 
 
+def test_a_person_with_a_session_may_log_in_again(console):
+    browser = console().log_in("alice")
+    (form,) = (each for each in browser.open(f"/login?token={TOKEN}").forms if each.action == "/login")
+    page = browser.send(form, name="bob")
+    assert (page.status, "bob" in page.text, "alice" in page.text) == (200, True, False)
+
+
+def test_another_site_logs_nobody_in(console):
+    login = console().client.post
+    for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+        answer = login("/login", data={"name": "mallory", "token": TOKEN}, headers=headers)
+        assert (answer.status_code, "set-cookie" in answer.headers) == (403, False), headers
+
+
 def test_a_form_needs_the_token_of_its_session(letters, console):
     alice, bob = console().log_in("alice"), console().log_in("bob")
     alice.read()
