@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import secrets
 import threading
 import time
@@ -120,7 +121,7 @@ class Session:
     """A person who has logged in.
 
     Attributes:
-        id: what the cookie has.
+        id: what the cookie has; "": there is none.
         user: who it is, as he or the reverse proxy says.
         csrf: what each form must have.
         ends: when the session ends, on the clock of `Sessions`.
@@ -143,6 +144,7 @@ class Sessions:
     def __init__(self, token: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._token = token
         self._clock = clock
+        self._secret: Final = secrets.token_bytes(32)
         self._lock = free_in_child(threading.Lock())
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
@@ -163,6 +165,10 @@ class Sessions:
             while len(self._sessions) > _MOST_SESSIONS:
                 self._sessions.popitem(last=False)
         return made
+
+    def named(self, user: str) -> Session:
+        """The session of a user whom each of his requests names: nothing of it is kept."""
+        return Session("", user, hmac.digest(self._secret, _bytes(user), "sha256").hex(), math.inf)
 
     def end(self, session: Session) -> None:
         """Forget a session."""
@@ -208,10 +214,7 @@ class Guard:
 
         async def protected(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(raw=message["headers"])
-                headers.update(_HEADERS)
-                if (made := getattr(request.state, "made", None)) is not None:
-                    headers.append("set-cookie", cookie_of(self._access, made))
+                MutableHeaders(raw=message["headers"]).update(_HEADERS)
             await send(message)
 
         try:
@@ -248,16 +251,14 @@ class Guard:
             raise HTTPException(403, "The request came from another site.")
 
     def _session(self, request: Request) -> Session | None:
-        """The session of the person who asks, a new one if a reverse proxy names him; None: nobody has logged in."""
-        session = self._sessions.find(request.cookies.get(self._access.cookie))
-        if self._access.user_header is not None:
-            users = request.headers.getlist(self._access.user_header)
-            user = users[0].strip() if len(users) == 1 else ""
-            if not is_name(user):
-                raise HTTPException(401, "The reverse proxy does not say who you are.")
-            if session is None or session.user != user:
-                request.state.made = session = self._sessions.begin(user)
-        return session
+        """The session of the person who asks, whom a reverse proxy may name; None: nobody has logged in."""
+        if self._access.user_header is None:
+            return self._sessions.find(request.cookies.get(self._access.cookie))
+        users = request.headers.getlist(self._access.user_header)
+        user = users[0].strip() if len(users) == 1 else ""
+        if not is_name(user):
+            raise HTTPException(401, "The reverse proxy does not say who you are.")
+        return self._sessions.named(user)
 
     async def _read_form(self, request: Request, session: Session | None) -> None:
         """Refuse a form that changes something, is too long, or is not of this session."""

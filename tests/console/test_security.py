@@ -205,15 +205,22 @@ def test_a_reverse_proxy_says_who_the_user_is(letters, console):
     client.headers["x-user"] = "alice"
     page = browser.open("/")
     assert (page.status, "alice" in page.text, "Log out" in page.text) == (200, True, False)
-    before = dict(client.cookies)
-    assert browser.open("/").status == 200
-    assert dict(client.cookies) == before, "the session goes on"
     browser.read()
-    browser.press(browser.item("orders:billing:1"), "Show the body")
+    item = browser.item("orders:billing:1")
+    for number in range(1001):
+        client.get("/static/console.css", headers={"x-user": f"probe {number}"})
+    assert browser.press(item, "Show the body").status == 200, "nobody else's requests end a form"
     client.headers["x-user"] = "bob"
     assert "bob" in browser.open("/").text
-    assert dict(client.cookies) != before
+    assert browser.press(item, "Show the body").status == 403, "it is a form of alice's"
     assert "alice body" in browser.open("/audit").text
+    assert dict(client.cookies) == {}
+
+
+def test_a_form_behind_a_reverse_proxy_is_one_of_this_process():
+    first, second = Sessions(None), Sessions(None)
+    assert first.named("alice") == first.named("alice")
+    assert len({each.named(user).csrf for each in (first, second) for user in ("alice", "bob")}) == 4
 
 
 @pytest.mark.parametrize(
