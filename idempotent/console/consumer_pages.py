@@ -24,7 +24,7 @@ from idempotent.console.desks import (
     key_item,
     name_of,
 )
-from idempotent.console.pages import Pages, readable, redirect
+from idempotent.console.pages import Pages, is_poll, readable, redirect
 from idempotent.errors import ConfigurationError, StoreError, mask
 from idempotent.keys import Key, key_from_text
 from idempotent.redrive import LEAST_RATE
@@ -73,7 +73,8 @@ class ConsumerPages:
         desk = self._desk(request.query_params)
         if desk.snapshot is None and desk.job is None:
             desk.read()
-        pause = None if desk.store is None else desk.store.pauses([desk.name]).get(desk.name)
+        asked = None if is_poll(request) else desk.store
+        pause = None if asked is None else asked.pauses([desk.name]).get(desk.name)
         return self._pages.show(request, "consumer.html", desk=desk, most=MOST, pause=pause)
 
     def _group(self, request: Request) -> Response:

@@ -130,11 +130,15 @@ class Job:
 
     @property
     def said(self) -> str:
-        """What is being done, or what came of it and how long ago that was; "": nothing worth a word."""
-        if not self.ended.is_set():
-            return f"{self.words}: {self.progress:,} so far"
-        ago = span(int((time.monotonic() - self.ended_at) * 1_000_000))
-        return self.result and f"{self.result} ({ago} ago)"
+        """What is being done, or what came of it; "": nothing worth a word."""
+        return self.result if self.ended.is_set() else f"{self.words}: {self.progress:,} so far"
+
+    @property
+    def ago(self) -> str:
+        """How long ago it ended; "": it has not, or nothing worth a word came of it."""
+        if not self.ended.is_set() or not self.result:
+            return ""
+        return f"({span(int((time.monotonic() - self.ended_at) * 1_000_000))} ago)"
 
     def seen(self, number: int) -> None:
         """Note the progress. Raises _StoppedError: it shall stop."""

@@ -48,6 +48,11 @@ class Pages:
         return Response(text.encode("utf-8", "backslashreplace"), status_code, media_type="text/html")
 
 
+def is_poll(request: Request) -> bool:
+    """Whether the script of a page asks, which takes only what has `data-live` from the answer."""
+    return "x-poll" in request.headers
+
+
 def redirect(path: str, **values: Any) -> Response:
     """Go there after a POST."""
     return RedirectResponse(f"{path}?{urlencode(values, errors='surrogatepass')}", 303)

@@ -104,7 +104,7 @@ class Browser:
 
     def settled(self, path: str) -> Page:
         until = time.monotonic() + DEADLINE_S
-        while 'data-busy="busy' in (page := self.open(path)).source:
+        while " data-busy>" in (page := self.open(path)).source:
             assert time.monotonic() < until, page.text
             time.sleep(0.05)
         return page

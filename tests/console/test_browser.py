@@ -99,6 +99,32 @@ def test_numbers_and_jobs_are_kept_current(address, letters):
         expect(page.locator("[data-live='dead:orders:billing']")).to_have_text("4", timeout=DEADLINE_S * 1000)
 
 
+def test_a_page_of_a_consumer_asks_one_question_at_a_time_and_tells_what_others_do(address):
+    asked = []
+
+    def hold(route):
+        asked.append(route.request.url)
+
+    with chromium() as page:
+        log_in(page, address)
+        follow(page, "orders:billing")
+        page.get_by_role("button", name="Read the dead letters").wait_for()
+        other = page.context.new_page()
+        other.goto(page.url)
+        page.bring_to_front()
+        page.route("**/*", hold)
+        page.wait_for_timeout(12_000)
+        assert asked == [page.url], "the next comes after the answer"
+        other.get_by_role("row", name="LookupError").get_by_role("link").click()
+        other.get_by_label("Drop: they never run").check()
+        other.get_by_label("Choose orders:billing:3").check()
+        press(other, "Go on")
+        other.get_by_label("Why").fill("test data")
+        press(other, "Drop for ever")
+        page.unroute("**/*")
+        expect(page.get_by_role("status")).to_have_text("1 letter dropped.", timeout=DEADLINE_S * 1000)
+
+
 def test_everything_works_without_javascript(address, letters):
     with chromium(java_script_enabled=False) as page:
         log_in(page, address)

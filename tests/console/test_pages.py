@@ -4,8 +4,9 @@ from functools import partial
 
 import pytest
 
-from idempotent import Message
+from idempotent import Message, Registry
 from idempotent.adapters.memory import MemoryAdapter
+from idempotent.checkers import MemoryChecker
 from idempotent.checkers.pauses import Pauses
 from idempotent.errors import AdapterError
 from idempotent.redrive import LetterFilter, drop
@@ -152,10 +153,35 @@ def test_the_audit_shows_what_other_consoles_write_into_the_same_file(letters, c
 def test_the_script_finds_the_numbers_and_what_it_waits_for(letters, console):
     browser = console(idle_s=3.0).log_in()
     assert 'data-live="dead:orders:billing">3<' in browser.open("/").source
-    assert 'data-busy="busy:orders:billing"' in browser.open(f"/consumer?desk={ORDERS}").source
+    page = browser.open(f"/consumer?desk={ORDERS}").source
+    assert " data-busy>" in page
+    assert 'data-live="said">reading' in page
+    assert 'data-live="dead">3<' in page
     assert 'data-live="busy:orders:billing">reading' in browser.open("/").source
-    assert "data-busy" not in browser.read().source
+    page = browser.read().source
+    assert " data-busy>" not in page
+    assert 'data-live="said"><' in page, "where it finds what others begin to do"
     assert 'data-live="busy:orders:billing"><' in browser.open("/").source
+
+
+def test_the_script_waits_for_no_store(looking):
+    """The numbers are counted in the background; what else a store is asked, people wait for."""
+    asked = []
+
+    class Asked(MemoryChecker):
+        def admin(self):
+            asked.append(self)
+            return super().admin()
+
+    registry = Registry()
+    registry.consumer("orders", group="billing", checker=Asked())(lambda message: None)
+    browser = looking(registry=registry)
+    browser.read()
+    for path in ("/", f"/consumer?desk={ORDERS}"):
+        for headers, times in (({}, 1), ({"x-poll": "1"}, 0)):
+            asked.clear()
+            assert browser.client.get(path, headers=headers).status_code == 200
+            assert len(asked) == times, (path, headers)
 
 
 def test_a_store_that_is_down_is_said_and_is_no_fault_of_the_console(letters, browser, tmp_path):

@@ -1,18 +1,21 @@
 "use strict";
-// Keeps numbers current every five seconds, and loads the page again when what it waits for has ended.
-// The overview has all of them.
+// Keeps the numbers of this page current, and loads it again when what it waits for has ended.
+const waits = document.querySelector("[data-busy]");
+const marked = document.querySelectorAll("[data-live]");
 async function refresh() {
-  const marked = document.querySelectorAll("[data-live], [data-busy]");
-  if (!marked.length || document.hidden) return;
-  const answer = await fetch("/", { redirect: "error" });
-  if (!answer.ok) return;
-  const overview = new DOMParser().parseFromString(await answer.text(), "text/html");
-  const live = new Map([...overview.querySelectorAll("[data-live]")].map((each) => [each.dataset.live, each.textContent]));
+  const answer = await fetch(location.href, { headers: { "x-poll": "1" }, redirect: "error" });
+  if (answer.status >= 500) return;
+  const now = new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (waits && !now.querySelector("[data-busy]")) return location.reload();
+  const live = new Map([...now.querySelectorAll("[data-live]")].map((each) => [each.dataset.live, each.textContent]));
   for (const element of marked) {
-    if (live.get(element.dataset.busy) === "") return location.reload();
     const text = live.get(element.dataset.live);
     if (text !== undefined && element.textContent !== text) element.textContent = text;
   }
 }
-const waits = document.querySelector("[data-busy]");
-setInterval(() => refresh().catch(() => undefined), waits ? 1000 : 5000);
+// The next question is asked after the answer: a console that is slow gets no more of them.
+async function keep() {
+  if (!document.hidden) await refresh().catch(() => undefined);
+  setTimeout(keep, waits ? 1000 : 5000);
+}
+if (waits || marked.length) setTimeout(keep, waits ? 1000 : 5000);
