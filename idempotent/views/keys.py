@@ -71,6 +71,8 @@ def in_full(record: KeyRecord) -> dict[str, Any]:
     values["status"] += " (parked when it lapses)" if parks else ""
     values["lease"] = _lease(record)
     values["expires_at"] = values["expires_at"] or "never"
+    if not isinstance(values["result"], str | None):
+        values["result"] = json.dumps(values["result"], ensure_ascii=False)  # not 20,261,130
     return values
 
 

@@ -83,6 +83,12 @@ def test_show_tells_everything_and_what_can_be_done(cli, store):
     assert "resolve" not in cli("keys", "show", "orders.paid:billing:live", *at(store)).out
 
 
+def test_show_writes_a_result_as_it_is_stored(cli, sqlite_store):
+    for result in ("20261130", '{"cents": 20261130}', "false"):
+        done(sqlite_store, BILLING.key(result), result=result.encode())
+        assert f"result: {result}\n" in cli("keys", "show", BILLING.key(result).token, *at(sqlite_store)).out
+
+
 def test_show_of_a_key_that_is_not_stored_says_so(cli, store):
     answer = cli("keys", "show", "orders.paid:billing:nope", *at(store))
     assert answer.code == 1

@@ -18,7 +18,7 @@ from idempotent.keys import KeySpace
 from idempotent.outbox import Outbox, outbox_tables
 from tests.cli.outbox.sending import until
 from tests.cli.outbox.test_outbox import held
-from tests.cli.support import dead, lapsed
+from tests.cli.support import dead, done, lapsed
 from tests.support.stores import SHARED, open_store
 
 KEYS = KeySpace("orders", "billing")
@@ -58,6 +58,13 @@ def test_dead_keys_and_lapsed_claims_of_a_store_are_resolved(looking, kind, requ
             "DONE",
             None,
         ]
+
+
+def test_a_result_is_shown_as_it_is_stored(looking, request):
+    for store in open_store("sqlite", request):
+        done(store, KEYS.key("1"), result=b"20261130")
+        browser = looking(checker=store.leased())
+        assert "result 20261130" in browser.look_up("1", browser.open("/").links["orders:billing"][15:]).text
 
 
 def test_what_a_broker_refuses_is_shown_and_tried_again(looking, request):
