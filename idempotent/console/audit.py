@@ -111,7 +111,10 @@ class Audit:
         for line in self._last_lines():
             try:
                 entry = _NOTHING | json.loads(line)
-                found[entry["id"]] = entry
+                if all(
+                    type(entry[name]) is type(like) for name, like in _NOTHING.items() if like is not None
+                ):
+                    found[entry["id"]] = entry
             except (ValueError, TypeError, KeyError):
                 continue  # the first line may be the end of one
         return [*reversed(found.values())][:_KEPT]

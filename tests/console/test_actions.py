@@ -384,9 +384,12 @@ def test_a_line_that_a_full_disk_cuts_is_refused_and_takes_no_other_with_it(tmp_
     assert [entry["who"] for entry in audit.latest()] == ["carol", "alice"]
 
 
-def test_an_old_audit_file_with_half_a_line_is_read(tmp_path):
+def test_an_old_audit_file_with_half_a_line_and_foreign_ones_is_read(tmp_path):
     path = tmp_path / "audit.jsonl"
     path.write_text('lf a line"}\n{"id": "1", "who": "bob"}\n[]\n3\n{"no": "id"}\n')
+    with path.open("a") as file:
+        for odd in ('"what": null', '"count": "3"', '"who": 1'):
+            file.write(f'{{"id": "2", {odd}}}\n')
     assert [entry["who"] for entry in Audit(path).latest()] == ["bob"]
 
 
