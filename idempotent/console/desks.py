@@ -317,10 +317,8 @@ class Desk:
 
         job = self.start("reading a body", work)
         job.ended.wait()
-        if job.is_error:
-            raise ChangedError(job.result)
         if not found:
-            raise ChangedError("The letter is not there any more: read the letters again.")
+            raise ChangedError(job.result or "The letter is not there any more: read the letters again.")
         return found[0].message.body
 
     def shown(self, reading: str) -> Snapshot:

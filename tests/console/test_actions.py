@@ -4,6 +4,7 @@ import json
 import resource
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -265,6 +266,23 @@ def test_a_redrive_with_a_rate_is_stopped(shop, browser):
     shop.bad = False
     shop.deliver()
     assert len(shop.done) == 40 - len(shop.left)
+
+
+def test_a_body_whose_reading_somebody_stops_is_not_said_to_be_gone(letters, looking):
+    meanwhile = []
+
+    class Watched(MemoryAdapter):
+        def open(self, consumers):
+            super().open(consumers)
+            while meanwhile:
+                meanwhile.pop()()
+
+    browser = looking(registry=letters.registry, adapter=partial(Watched, letters.broker))
+    item = browser.item("orders:billing:3")
+    meanwhile.append(lambda: browser.press(browser.open(f"/consumer?desk={ORDERS}"), "Stop"))
+    page = browser.press(item, "Show the body")
+    assert (page.status, "Stopped after 0." in page.text) == (409, True)
+    assert "three" in browser.press(item, "Show the body").text
 
 
 def test_the_end_of_the_console_ends_a_redrive_and_the_audit_says_how_far_it_came(shop, console):
