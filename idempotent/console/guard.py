@@ -29,7 +29,6 @@ _MOST_BODY: Final = 2 * 2**20
 _MOST_FIELDS: Final = 2000
 _MIN_TOKEN: Final = 16
 _NAME_LENGTH: Final = 100
-_HTTP: Final = 80
 _OPEN: Final = frozenset({"/login", "/static/console.css", "/static/console.js"})
 # What is not here is a change, and refused with --read-only.
 _HARMLESS: Final = frozenset({"/login", "/logout", "/read", "/body"})
@@ -95,10 +94,12 @@ class Access:
     def origins(self) -> frozenset[str]:
         """The addresses in browsers, `scheme://host:port`."""
         names = {f"[{name}]" if ":" in name else name for name in {self.host, *LOOPBACK}}
-        ends = {f":{self.port}", *([""] if self.port == _HTTP else [])}
-        own = {f"http://{name}{end}" for name in names for end in ends}
-        public = "" if self.public_url is None else self.public_url.rstrip("/").lower()
-        return frozenset({*own, public} - {""})
+        given = {f"http://{name}:{self.port}" for name in names} | {(self.public_url or "").rstrip("/")}
+        found = {each.lower() for each in given - {""}}
+        # Browsers leave out the port that is the scheme's own.
+        for scheme, end in (("http:", ":80"), ("https:", ":443")):
+            found |= {each.removesuffix(end) for each in found if each.startswith(scheme)}
+        return frozenset(found)
 
     @property
     def hosts(self) -> frozenset[str]:

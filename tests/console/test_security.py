@@ -137,6 +137,25 @@ def test_a_name_that_points_here_is_no_address_of_the_console(browser, host):
     assert browser.client.get("/", headers={"host": host}).status_code == 421
 
 
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        ({"host": "OpsBox"}, "http://opsbox:8765"),
+        ({"host": "OpsBox", "port": 80}, "http://opsbox"),
+        ({"host": "::1", "port": 80}, "http://[::1]"),
+        ({"public_url": "https://OPS.example.com:443/"}, "https://ops.example.com"),
+        ({"public_url": "http://ops.example.com:80"}, "http://ops.example.com"),
+        ({"public_url": "https://ops.example.com:8443"}, "https://ops.example.com:8443"),
+    ],
+    ids=str,
+)
+def test_addresses_are_those_that_browsers_write(words, address):
+    access = Access(**{"host": "127.0.0.1", "port": 8765, "token": TOKEN, **words})
+    assert address in access.origins
+    assert address.partition("//")[2] in access.hosts
+    assert not {"https://ops.example.com:80", "http://ops.example.com:443"} & access.origins
+
+
 def test_what_is_too_long_or_no_form_is_refused(letters, browser):
     csrf = browser.open("/").forms[0].fields["csrf"][0]
     post = browser.client.post
