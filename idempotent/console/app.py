@@ -195,7 +195,7 @@ class Console:
     def _add_desks(self, store: ConsoleStore) -> None:
         """Know the consumers of which a store has keys."""
         counted = store.counted()
-        known = {desk.name for desk in self._desks.values() if desk.store is store}
+        known = {desk.name for desk in self._all_desks() if desk.store is store}
         for name in sorted({each.consumer for each in counted.keys} - known if counted is not None else ()):
             made = f"{self._stores.index(store)}/{name}"
             self._desks.setdefault(made, Desk(made, name, store, idle_s=self._idle_s))

@@ -9,9 +9,11 @@ from sqlalchemy import MetaData
 
 from idempotent import Message, Registry, Worker
 from idempotent.adapters.memory import MemoryAdapter, MemoryBroker
+from idempotent.admin import KeyStats
 from idempotent.checkers import MemoryChecker, SqlChecker
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.checkers.memory import AttemptChecker
+from idempotent.checkers.memory import AttemptChecker, MemoryKeyAdmin
+from idempotent.claims import KeyStatus
 from idempotent.console.stores import ConsoleStore, Counted
 from idempotent.errors import AdapterError
 from idempotent.keys import KeySpace
@@ -161,6 +163,38 @@ def test_a_checker_without_an_admin_keeps_its_letters(looking):
     page = browser.settled("/consumer?desk=orders:billing")
     assert "cannot show its keys" in page.text
     assert len(broker.dead_letters("orders")) == 1
+
+
+def test_consumers_that_two_requests_find_at_once_are_known_to_both(looking):
+    meanwhile = []
+
+    class Name(str):
+        """Has something else happen while the console goes through the names that it knows."""
+
+        __slots__ = ()
+
+        def __hash__(self):
+            while meanwhile:
+                meanwhile.pop()()
+            return super().__hash__()
+
+    names = [Name("orders:billing")]
+
+    class Counting(MemoryKeyAdmin):
+        def stats(self):
+            return [KeyStats(name, KeyStatus.DEAD, 1, 0, 0) for name in names]
+
+    class Growing(MemoryChecker):
+        def admin(self):
+            return Counting(self)
+
+    browser = looking(checker=Growing())
+    assert "orders:billing" in browser.open("/").text
+    names.append(Name("orders:mail"))
+    time.sleep(Counted().lasts_s + 1)
+    meanwhile.append(lambda: until(lambda: browser.open("/consumer?desk=0/orders:mail").status == 200))
+    assert "orders:mail" in browser.open("/").text
+    assert not meanwhile
 
 
 def test_ages_are_told_by_the_clock_of_the_store(looking):
