@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -26,6 +27,7 @@ from idempotent.claims import UNBOUNDED
 from idempotent.codecs import Codec, Framed
 from idempotent.consumer import AnyConsumer, AsyncConsumer, Consumer
 from idempotent.errors import ConfigurationError, UnknownCheckerError
+from idempotent.forks import free_in_child
 from idempotent.message import Message
 from idempotent.observe.counting import counters
 from idempotent.observe.observers import Observer, Observers
@@ -73,6 +75,7 @@ class Registry:
         self._checkers: dict[str, AbstractIdempotentChecker] = {}
         self._overrides: dict[str, AbstractIdempotentChecker] = {}
         self._from_urls: dict[str, AbstractIdempotentChecker] = {}
+        self._lock = free_in_child(threading.Lock())
 
     @property
     def consumers(self) -> Mapping[str, AnyConsumer]:
@@ -115,7 +118,10 @@ class Registry:
         if found is not None:
             return found
         if "://" in checker:
-            return self._from_urls.setdefault(checker, _from_url(checker))
+            with self._lock:  # threads that ask at once get one checker
+                if checker not in self._from_urls:
+                    self._from_urls[checker] = _from_url(checker)
+                return self._from_urls[checker]
         known = ", ".join(sorted(self.checkers)) or "none"
         if "@" in checker:
             raise UnknownCheckerError(
@@ -335,9 +341,10 @@ class Registry:
             made.check()
 
     def close(self) -> None:
-        """Close every checker of this registry."""
-        for checker in {*self._checkers.values(), *self._overrides.values(), *self._from_urls.values()}:
-            checker.close()
+        """Close every checker of this registry, also if one of them raises an error."""
+        with contextlib.ExitStack() as closing:
+            for checker in {*self._checkers.values(), *self._overrides.values(), *self._from_urls.values()}:
+                closing.callback(checker.close)
 
 
 def _from_url(url: str) -> AbstractIdempotentChecker:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
+import threading
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -50,6 +53,42 @@ def test_a_handler_outside_of_its_transaction_is_told_of_once(caplog, tmp_path):
     registry.check()  # once more, as a worker does at its start
     assert [line.event for line in caplog.records] == ["handler_outside_transaction"]
     registry.close()
+
+
+def test_each_checker_is_closed_also_if_another_one_raises():
+    closed = []
+
+    class Closing(MemoryChecker):
+        def close(self):
+            closed.append(self)
+            raise RuntimeError("the pool is gone")
+
+    registry = Registry()
+    for name in ("orders-db", "mail-db"):
+        registry.checker(name, Closing())
+    with pytest.raises(RuntimeError, match="the pool is gone"):
+        registry.close()
+    assert len({*closed}) == 2
+
+
+def test_threads_that_ask_for_the_checker_of_a_url_at_once_get_one():
+    registry, made, found = Registry(), [], []
+
+    def slow(frame, what, _):
+        if what == "call" and frame.f_code is MemoryChecker.__init__.__code__:
+            made.append(frame.f_locals["self"])
+            time.sleep(0.2)
+
+    def ask():
+        sys.setprofile(slow)
+        found.append(registry.resolve("memory://"))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == made * 4
 
 
 def test_an_unknown_checker_is_an_error_that_lists_the_known():
