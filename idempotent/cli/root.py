@@ -160,10 +160,11 @@ class ExitsWithCode(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Raises typer.Exit: it raised an error of this library, or was interrupted."""
+        typed = "--json" in ctx.args  # a configuration file is read before the command takes its words
         try:
             return super().invoke(ctx)
         except IdempotentError as error:
-            show_error(error, as_json=ctx.meta.get(AS_JSON, False), debug=ctx.meta.get(_DEBUG, False))
+            show_error(error, as_json=ctx.meta.get(AS_JSON, typed), debug=ctx.meta.get(_DEBUG, False))
             raise typer.Exit(ExitCode.of(error)) from None
         except KeyboardInterrupt:
             note(

@@ -53,6 +53,14 @@ def test_an_error_is_json_wherever_that_was_said(cli, shop, words):
     assert "is not set" in json.loads(cli(*words, "--url", "env:NOT_HERE").err)["message"]
 
 
+@pytest.mark.parametrize("words", [("gc",), ("keys", "list")], ids=" ".join)
+def test_an_unreadable_file_is_an_error_in_json_too(cli, shop, monkeypatch, words):
+    monkeypatch.setenv("IDEMPOTENT_CONFIG", "none.toml")
+    answer = cli(*words, "--url", URL, "--json")
+    assert (answer.code, json.loads(answer.err)["error"]) == (3, "ConfigurationError")
+    assert "Bad configuration" in cli(*words, "--url", URL).err
+
+
 def test_a_file_may_give_every_option(cli, shop, monkeypatch):
     file = write(shop / "orders.jsonl", ("1", {}), ("2", {}))
     monkeypatch.setenv("ORDERS_DB", URL)
