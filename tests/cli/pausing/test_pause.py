@@ -107,7 +107,7 @@ def test_what_is_no_consumer_s_name_is_refused(cli, sqlite_store, consumer):
     for command in ("pause", "resume"):
         answer = cli(command, consumer, *at(sqlite_store))
         assert answer.code == 2
-        assert "a consumer is subject:group" in answer.err
+        assert "is no consumer: write it as subject:group" in answer.err
 
 
 def test_a_note_needs_a_consumer(cli, sqlite_store):
