@@ -38,7 +38,7 @@ def bulk_dedup(
 ) -> DataFrame:
     """The rows whose keys are in no committed run of the consumer, one of each key; the same in every evaluation.
 
-    The keys are kept in Parquet, 20 bytes each and in a folder for each run, instead of one by one in a store. A run
+    The keys are kept in Parquet, some 22 bytes each and in a folder for each run, instead of one by one in a store. A run
     counts when the ledger says that it is committed. As an anti-join sees a snapshot, runs of a consumer take turns:
     this call waits until no other run is between its `bulk_dedup` and its end, or fails, as the run's `on_conflict`
     says.

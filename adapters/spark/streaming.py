@@ -42,7 +42,7 @@ def foreach_batch(
     `<sink_id>-<batch>`; a committed run is not handled again.
 
     A new checkpoint counts batches from 0 again. With the old `sink_id` that is an error, so that no rows are dropped:
-    give the new checkpoint a new `sink_id`. The query's id, which is in the checkpoint, tells the two apart. Spark
+    give the new checkpoint a new `sink_id`, a consumer that knows no key. The query's id, which is in the checkpoint, tells the two apart. Spark
     Connect hides the id: there nothing tells them apart unless you give a `fingerprint`, and the batches of a new
     checkpoint would be taken for those that are committed.
 
@@ -56,11 +56,16 @@ def foreach_batch(
             same ones: `publication.copy_to(folder)`, an insert of the keys that are absent, or nothing but
             `publication.output_ref`.
         staging: a folder that executors can write to. Each attempt at a batch writes to a new folder in it.
-        order_by, payload, unique: see `IdempotentRun.dedup`. A row with another payload ends the query.
+        order_by: see `IdempotentRun.dedup`.
+        payload: see `IdempotentRun.dedup`. A row of a known key with another payload ends the query.
+        unique: see `IdempotentRun.dedup`.
         fingerprint: called with the batch; what it returns, at most 64 bytes, must be the same when Spark brings the
             batch again. Default: the query's id, where Spark tells it.
-        on_conflict, wait_s, lease_s, chunk, takeover: see `IdempotentRun.begin`. After a SIGKILL the next driver
-            waits for the rest of the lease.
+        on_conflict: see `IdempotentRun.begin`.
+        wait_s: see `IdempotentRun.begin`.
+        lease_s: see `IdempotentRun.begin`. After a SIGKILL the next driver waits for the rest of the lease.
+        chunk: see `IdempotentRun.begin`.
+        takeover: see `IdempotentRun.begin`.
 
     The returned function ends the query with RunInputChangedError when a checkpoint was reset under an old `sink_id`,
     and with the errors of `IdempotentRun`.
