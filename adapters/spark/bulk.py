@@ -38,10 +38,10 @@ def bulk_dedup(
 ) -> DataFrame:
     """The rows whose keys are in no committed run of the consumer, one of each key; the same in every evaluation.
 
-    The keys are kept in Parquet, some 22 bytes each and in a folder for each run, instead of one by one in a store. A run
-    counts when the ledger says that it is committed. As an anti-join sees a snapshot, runs of a consumer take turns:
-    this call waits until no other run is between its `bulk_dedup` and its end, or fails, as the run's `on_conflict`
-    says.
+    The keys are kept in Parquet, some 22 bytes each and in a folder for each run, instead of one by one in a store. A
+    run counts when the ledger says that it is committed. As an anti-join sees a snapshot, runs of a consumer take
+    turns: this call waits until no other run is between its `bulk_dedup` and its end, or fails, as the run's
+    `on_conflict` says.
 
     It writes the keys of the new rows to a folder of this attempt's own, which evaluates the frame once; use
     `run.stage` and `run.publish` afterwards. Of two frames of a run that share a key, the first has its row.

@@ -42,9 +42,9 @@ def foreach_batch(
     `<sink_id>-<batch>`; a committed run is not handled again.
 
     A new checkpoint counts batches from 0 again. With the old `sink_id` that is an error, so that no rows are dropped:
-    give the new checkpoint a new `sink_id`, a consumer that knows no key. The query's id, which is in the checkpoint, tells the two apart. Spark
-    Connect hides the id: there nothing tells them apart unless you give a `fingerprint`, and the batches of a new
-    checkpoint would be taken for those that are committed.
+    give the new checkpoint a new `sink_id`, a consumer that knows no key. The query's id, which is in the checkpoint,
+    tells the two apart. Spark Connect hides the id: there nothing tells them apart unless you give a `fingerprint`, and
+    the batches of a new checkpoint would be taken for those that are committed.
 
     Guarantee: that of `IdempotentRun`, if `handler` deletes and replaces nothing, and may be repeated.
 
