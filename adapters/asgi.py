@@ -64,7 +64,8 @@ async def session() -> AsyncIterator[AsyncSession]:
     an HTTPException: then the key is free, too.
 
     Raises:
-        ConfigurationError: the application has no IdempotencyKeyMiddleware, or its checker no transaction.
+        ConfigurationError: the application has no IdempotencyKeyMiddleware, or its checker no transaction; or that of a
+            request without a key has ended.
         StoreError: the database did not answer.
     """
     request = requests.get()

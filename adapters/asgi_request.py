@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 from idempotent.adapters.idempotency_key import Answer, NotStoredError, Rules, kept
 from idempotent.checkers.base import AbstractIdempotentChecker
-from idempotent.checkers.side_calls import raise_first
+from idempotent.checkers.side_calls import ended
 from idempotent.checkers.transactions import TransactionHooks
 from idempotent.claims import Claim
 from idempotent.errors import ConfigurationError, DoomedTransactionError, IdempotentError
@@ -87,7 +87,8 @@ class Request:
         self._server_send = send
         self._body = body
         self._session: Any = None
-        self._own: Claim | None = None
+        self._own: asyncio.Future[Claim] | None = None
+        self._has_ended = False
         self._send_error: Exception | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -222,27 +223,44 @@ class Request:
                 "TransactionalSqlChecker with an AsyncEngine"
             )
         if self._session is None:
-            came: list[asyncio.CancelledError] = []
-            if self._own is None:
-                self._own = await checker.awaiting.call(hooks.claim_nothing, on_cancel=came.append)
-            raise_first(came)
+            own = await asyncio.shield(self._opening(hooks))
             self._session = await checker.awaiting.begin(
-                hooks.handler_argument, self._own, self._settings.session_type
+                hooks.handler_argument, own, self._settings.session_type
             )
         return self._session
 
+    def _opening(self, hooks: TransactionHooks) -> asyncio.Future[Claim]:
+        """Its own transaction, one for all its parts. It opens to its end, also for a part that is cancelled."""
+        if self._has_ended:
+            raise ConfigurationError(
+                "the request has no key, and its transaction has ended with its answer: what runs after that, such as "
+                "a background task, needs a session of its own"
+            )
+        if self._own is None:
+            self._own = asyncio.ensure_future(self._settings.checker.awaiting.call(hooks.claim_nothing))
+            self._own.add_done_callback(self._forget_unopened)
+        return self._own
+
+    def _forget_unopened(self, own: asyncio.Future[Claim]) -> None:
+        if own.cancelled() or own.exception() is not None:  # each part that waited for it was told
+            self._own = None
+
     async def end_own(self, *, commit: bool) -> None:
         """End the transaction of a request without a key, if it has one. Raises what a COMMIT raises."""
+        self._has_ended = True
         own = self._own
         if own is None:
             return
-        checker = self._settings.checker
-        if commit:
-            await checker.awaiting.call(checker.protocol.complete, own)
+        if not commit:
             self._own = None
-        else:
-            self._own = None
-            await checker.awaiting.call(checker.protocol.abandon, own)
+        await ended(self._end(own, commit=commit))
+        self._own = None
+
+    async def _end(self, own: asyncio.Future[Claim], *, commit: bool) -> None:
+        await asyncio.wait([own])
+        if not own.cancelled() and own.exception() is None:
+            awaiting, protocol = self._settings.checker.awaiting, self._settings.checker.protocol
+            await awaiting.call(protocol.complete if commit else protocol.abandon, own.result())
 
 
 def _end_wait(whole: asyncio.Future[bool], _: object) -> None:

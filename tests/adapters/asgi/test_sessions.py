@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import httpx
@@ -12,10 +12,11 @@ import pytest
 import sqlalchemy as sa
 from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException
 from fastapi.responses import JSONResponse, StreamingResponse
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from idempotent.adapters.asgi import IdempotencyKeyMiddleware, session
 from idempotent.checkers import MemoryChecker
+from idempotent.errors import ConfigurationError, StoreError
 from tests.adapters.asgi.serving import USER, served, until, user_of
 from tests.support.stores import Store, open_store
 
@@ -148,6 +149,118 @@ def test_without_a_transaction_the_session_says_so() -> None:
     ] * 2 + ["session() is for requests that pass through an IdempotencyKeyMiddleware"]
 
 
+REQUEST = {"type": "http", "method": "POST", "path": "/", "headers": []}
+
+
+async def say(send: Any, status: int = 204) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body"})
+
+
+class Asked:
+    """An application, asked in the test's own loop by requests without a key.
+
+    Attributes:
+        statuses: of the answers, in their order.
+    """
+
+    def __init__(self, store: Store, app: Any, engine: AsyncEngine | None = None) -> None:
+        checker = store.transactional(store.async_engine() if engine is None else engine)
+        self._protected = IdempotencyKeyMiddleware(app, checker=checker, scope=user_of, group="tests")
+        self.statuses: list[int] = []
+
+    async def ask(self) -> None:
+        async def take(event: Any) -> None:
+            if "status" in event:
+                self.statuses.append(event["status"])
+
+        await self._protected(dict(REQUEST), asyncio.Event().wait, take)
+
+
+def test_parts_of_a_request_that_run_at_once_share_its_transaction(store: Store) -> None:
+    async def app(_: Any, __: Any, send: Any) -> None:
+        one, other = await asyncio.gather(anext(session()), anext(session()))
+        assert one is other
+        await one.execute(store.effects.insert().values(id="a"))
+        await say(send)
+
+    asked = Asked(store, app)
+    asyncio.run(asked.ask())
+    assert asked.statuses == [204]
+    assert store.booked() == {"a": 1}
+
+
+def test_a_request_that_is_cancelled_while_its_session_opens_gives_its_connection_back(store: Store) -> None:
+    async def app(_: Any, __: Any, send: Any) -> None:
+        await anext(session())
+        await say(send)
+
+    async def ask() -> None:
+        engine = create_async_engine(store.async_engine().url, pool_size=1, max_overflow=0, pool_timeout=0.5)
+        asked = Asked(store, app, engine)
+        for turns in range(1, 9):
+            task = asyncio.create_task(asked.ask())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        asked.statuses.clear()
+        await asked.ask()
+        assert asked.statuses == [204]
+        await engine.dispose()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_endpoint_whose_session_does_not_open_answers_itself_or_tries_again(
+    store: Store, again: bool
+) -> None:
+    async def ask() -> None:
+        engine = create_async_engine(store.async_engine().url, pool_size=1, max_overflow=0, pool_timeout=0.2)
+        has, ends = asyncio.Event(), asyncio.Event()
+
+        async def app(_: Any, __: Any, send: Any) -> None:
+            try:
+                await anext(session())
+            except StoreError:
+                if again:
+                    ends.set()
+                    await first
+                    await anext(session())
+                await say(send, 200 if again else 503)
+            else:
+                has.set()
+                await ends.wait()
+                await say(send)
+
+        asked = Asked(store, app, engine)
+        first = asyncio.create_task(asked.ask())
+        await has.wait()
+        await asked.ask()
+        ends.set()
+        await first
+        assert asked.statuses == ([204, 200] if again else [503, 204])
+        await engine.dispose()
+
+    asyncio.run(ask())
+
+
+def test_after_its_answer_a_request_without_a_key_opens_no_transaction(store: Store) -> None:
+    errors: list[str] = []
+
+    async def app(_: Any, __: Any, send: Any) -> None:
+        await say(send)
+        try:
+            await anext(session())
+        except ConfigurationError as error:
+            errors.append(str(error).partition(":")[0])
+
+    asyncio.run(Asked(store, app).ask())
+    assert errors == ["the request has no key, and its transaction has ended with its answer"]
+
+
 def test_a_cancellation_while_an_endpoint_gets_its_session_reaches_it(store: Store) -> None:
     seen: list[str] = []
 
@@ -161,19 +274,9 @@ def test_a_cancellation_while_an_endpoint_gets_its_session_reaches_it(store: Sto
             seen.append("cancelled")
             task.uncancel()
         seen.append(type(await anext(session())).__name__)
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
+        await say(send)
 
-    protected = IdempotencyKeyMiddleware(
-        app, checker=store.transactional(store.async_engine()), scope=user_of, group="tests"
-    )
-
-    async def ask() -> None:
-        async def take(event: Any) -> None:
-            seen.append(event["type"])
-
-        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-        await protected(scope, asyncio.Event().wait, take)
-
-    asyncio.run(ask())
-    assert seen == ["cancelled", "AsyncSession", "http.response.start", "http.response.body"]
+    asked = Asked(store, app)
+    asyncio.run(asked.ask())
+    assert seen == ["cancelled", "AsyncSession"]
+    assert asked.statuses == [204]
