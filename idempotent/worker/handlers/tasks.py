@@ -195,7 +195,7 @@ class OwnLoop:
     """
 
     def __init__(self, on_exit: Callable[[BaseException], None]) -> None:
-        """Start the thread, and return when it has its loop."""
+        """Start the thread, and return when it has its loop. Raises what kept it from making one."""
         self._on_exit = on_exit
         self._closing = False
         made: Future[LoopPlace] = Future()
@@ -221,8 +221,15 @@ class OwnLoop:
                 made.set_result(LoopPlace(loop, threading.get_ident(), Context()))
                 while not self._closing:
                     self._go_on(loop)
-        except (SystemExit, KeyboardInterrupt) as error:  # of a task that was cancelled in the end
-            self._on_exit(error)
+        except BaseException as error:
+            if not made.done():
+                made.set_exception(error)
+            elif isinstance(
+                error, (SystemExit, KeyboardInterrupt)
+            ):  # of a task that was cancelled in the end
+                self._on_exit(error)
+            else:
+                raise
 
     def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
         try:

@@ -1,6 +1,7 @@
 """`async def` handlers are tasks of one loop, beside the threads of plain handlers."""
 
 import asyncio
+import errno
 import random
 import threading
 import time
@@ -193,6 +194,22 @@ def test_only_async_consumers_start_no_handler_thread_and_only_plain_ones_no_loo
         emptying(registry, broker, concurrency=3).run()
         assert set(seen) == threads
         assert not ours()
+
+
+def test_a_worker_whose_loop_cannot_be_made_says_why_and_ends(
+    registry: Registry, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    @registry.consumer(SUBJECT, checker=MemoryChecker())
+    async def handle(_message: Message) -> None: ...
+
+    monkeypatch.setattr(asyncio.events, "new_event_loop", refuse)
+    running = Running(emptying(registry, broker))
+    running.thread.join(10)
+    assert str(running.error) == "[Errno 24] Too many open files"
+    assert not ours()
 
 
 def test_one_thread_owns_the_adapter_and_acks_follow_the_effect_on_record(
