@@ -240,3 +240,31 @@ def test_one_group_of_two_can_be_chosen(registry: Registry, broker: MemoryBroker
     two_groups(registry)
     publish(broker, "a")
     assert emptying(registry, broker, consumers=["orders:mail"]).run().settled == 1
+
+
+def test_a_worker_that_gets_too_few_threads_says_so_and_closes_its_adapter(
+    registry: Registry, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "idempotent-handler-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    @registry.consumer(SUBJECT, checker=MemoryChecker())
+    def handle(_message: Message) -> None: ...
+
+    class Closing(MemoryAdapter):
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+            super().close()
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    adapter = Closing(broker)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Worker(registry, adapter, concurrency=4).run()
+    assert adapter.is_closed
+    assert not [each for each in threading.enumerate() if each.name.startswith("idempotent-handler")]

@@ -62,17 +62,15 @@ class HandlerThreads:
         self._places = number
         self._suspends = suspends and number > 1
         # Daemons: a handler that never returns must not keep the process from ending.
-        self._threads = [
-            threading.Thread(
+        for index in range(number + self._suspends):
+            thread = threading.Thread(
                 target=context.copy().run,
                 args=(self._run,),
                 name=f"idempotent-handler-{index}",
                 daemon=True,
             )
-            for index in range(number + self._suspends)
-        ]
-        for thread in self._threads:
             thread.start()
+            self._threads.append(thread)  # one that the system refuses cannot be joined
 
     def submit(self, works: Sequence[InFlightDelivery]) -> None:
         """Queue works."""
