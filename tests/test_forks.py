@@ -10,7 +10,8 @@ import pytest
 
 from idempotent import Message
 from idempotent.adapters import memory
-from idempotent.adapters.memory import MemoryBroker, named_broker
+from idempotent.adapters.files import FileAdapter
+from idempotent.adapters.memory import MemoryAdapter, MemoryBroker, named_broker
 from idempotent.checkers import MemoryChecker
 from idempotent.checkers.leases import LeaseKeeper
 from idempotent.checkers.owed import OwedSteps
@@ -19,6 +20,7 @@ from idempotent.claims import OWNER_BYTES, Claim, ClaimRequest, new_owner
 from idempotent.forks import generation
 from idempotent.keys import NO_KEY, KeySpace
 from idempotent.observe import Counters, Event, counters
+from idempotent.outbox import Outbox, Relay
 from idempotent.stores.idle import Idle
 from idempotent.stores.sql.bridge import Bridge
 from idempotent.testing.crashpoints import _Passings
@@ -149,6 +151,22 @@ def publishes():
     return broker._changed, lambda: broker.publish(Message("orders"))
 
 
+def wakes_a_relay():
+
+    woken = Relay(Outbox("sqlite:///forked.db"), MemoryAdapter(MemoryBroker()))._destinations[0].woken
+    return woken._cond, woken.set  # as a commit does
+
+
+def stops_a_relay():
+    relay = Relay(Outbox("sqlite:///forked.db"), MemoryAdapter(MemoryBroker()))
+    return relay._destinations[0]._stopping._cond, relay.stop
+
+
+def wakes_an_adapter():
+    adapter = FileAdapter("forked.jsonl")
+    return adapter._woken._cond, adapter.wake
+
+
 def names_a_broker():
     return memory._naming, lambda: named_broker("forked")
 
@@ -170,6 +188,9 @@ def counts_crash_points():
         starts_a_loop,
         relaxes_gc,
         publishes,
+        wakes_a_relay,
+        stops_a_relay,
+        wakes_an_adapter,
         names_a_broker,
         counts_crash_points,
     ],

@@ -45,6 +45,7 @@ from idempotent.adapters.reconnecting import RECONNECT
 from idempotent.admin import Finding
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError
+from idempotent.forks import free_in_child
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.outcomes import Result
@@ -143,7 +144,7 @@ class StompAdapter(Adapter):
         self._dead_letter_destination = dead_letter_destination
         self._scheduler = scheduler
         self._fail_fast = fail_fast
-        self._arrived = threading.Event()
+        self._arrived = free_in_child(threading.Event())
         self._woken = False
         self._line = Line(self._settings, self._arrived, backoff=backoff, fail_fast=fail_fast)
         # What publishes is not read by a broker without room, and must not hold up acknowledgements.

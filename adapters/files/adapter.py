@@ -19,6 +19,7 @@ from idempotent.adapters.copies import reason_of, without_ours
 from idempotent.adapters.files.lines import STANDARD_INPUT, FileLines, Line, PipedLines
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError, ConfigurationError, UndecodableRecordError
+from idempotent.forks import free_in_child
 from idempotent.message import Message
 from idempotent.outcomes import Result
 from idempotent.validation import check_types
@@ -96,7 +97,7 @@ class FileAdapter(Adapter):
         self._format = RecordFormat(subject, id_field)
         self._max_line_bytes = max_line_bytes
         self._clock = clock
-        self._woken = threading.Event()
+        self._woken = free_in_child(threading.Event())
         self._file: FileLines | None = None
         self._source: FileLines | PipedLines | None = None
         self._rejects: IO[bytes] | None = None

@@ -52,6 +52,7 @@ from idempotent.adapters.kafka.transactions.transactions import Transactions
 from idempotent.admin import Finding
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import ConfigurationError, OutputError
+from idempotent.forks import free_in_child
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.observe.log_lines import about_message
@@ -203,7 +204,7 @@ class KafkaAdapter(Adapter):
         self._stored = StoredOffsets([])
         self._group: KafkaGroup | None = None
         self._only_publishes = False
-        self._woken = threading.Event()
+        self._woken = free_in_child(threading.Event())
 
     def open(self, consumers: Sequence[AnyConsumer]) -> None:
         if not consumers:

@@ -32,6 +32,7 @@ from idempotent.admin import Finding
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.consumer import AnyConsumer
 from idempotent.errors import AdapterError
+from idempotent.forks import free_in_child
 from idempotent.logs import EventLog
 from idempotent.message import Message
 from idempotent.outcomes import Result
@@ -137,7 +138,7 @@ class RabbitMqAdapter(Adapter):
         self._connected_at: float | None = None
         self._attempts = 0
         self._owner: int | None = None
-        self._woken = threading.Event()
+        self._woken = free_in_child(threading.Event())
 
     def open(self, consumers: Sequence[AnyConsumer]) -> None:
         # A session opened by `publish` consumes nothing.

@@ -8,17 +8,30 @@ from typing import Final
 
 from tests.project.house import PACKAGE, assert_holds, product, tree_of
 
-LOCKS: Final = {"Condition", "Lock", "RLock"}
+LOCKS: Final[Mapping[str, frozenset[str]]] = {
+    "threading": frozenset(
+        {"Barrier", "BoundedSemaphore", "Condition", "Event", "Lock", "RLock", "Semaphore"}
+    ),
+    "queue": frozenset({"LifoQueue", "PriorityQueue", "Queue", "SimpleQueue"}),
+}
 _WORKER: Final = "a child does not go on with the worker, whose threads are its parent's"
 _CONNECTION: Final = "a child does not use the connection of its parent"
 # Which classes, or modules, make a lock without `free_in_child`, and why.
 PLAIN: Final[Mapping[str, str]] = {
+    f"{PACKAGE}.adapters.activemq.findings": _CONNECTION,
     f"{PACKAGE}.adapters.activemq.transport.Transport": _CONNECTION,
+    f"{PACKAGE}.adapters.files.lines.PipedLines": "a child does not read on in the pipe of its parent",
+    f"{PACKAGE}.adapters.kafka.transactions.transactions._Call": _CONNECTION,
+    f"{PACKAGE}.adapters.rabbitmq.publish_channels.PublishBatch": _CONNECTION,
     f"{PACKAGE}.adapters.rabbitmq.publisher.Publisher": _CONNECTION,
     f"{PACKAGE}.adapters.spark.run": "a driver holds it for two lines, and forks nothing that has runs",
     f"{PACKAGE}.adapters.spark.tasks.handlers._Renewal": "a task makes it, and forks nothing",
     f"{PACKAGE}.checkers.batching.batcher.Batcher": "a child makes a new one, in Combiner.calls",
+    f"{PACKAGE}.checkers.side_calls.SideThreads": "a child makes a new queue, in SideThreads.run",
+    f"{PACKAGE}.console.desks.Job": "a child does not go on with the console",
+    f"{PACKAGE}.testing.checker_contract.races.RacesContract": "a test waits there for its own threads",
     f"{PACKAGE}.testing.proxy.Proxy": "a child does not go on with the proxy",
+    f"{PACKAGE}.worker.handlers.pool.HandlerPool": _WORKER,
     f"{PACKAGE}.worker.handlers.tasks.HandlerTasks": _WORKER,
     f"{PACKAGE}.worker.handlers.threads.HandlerThreads": _WORKER,
     f"{PACKAGE}.worker.store_watch.StoreWatch": _WORKER,
@@ -42,17 +55,23 @@ def test_a_lock_is_seen_however_it_is_made():
 import threading
 from threading import Lock as Other, RLock
 import threading as t
+import queue
+from queue import Queue
 
 free = free_in_child(threading.Lock())
 lines: RLock
-class Queue:
+class Lines:
     name: RLock = field(default_factory=lambda: free_in_child(RLock()))
 a = threading.Lock()
 b = RLock()
 c = field(default_factory=Other)
 d = t.Condition(free)
+e = t.Event()
+f: Queue[int] = Queue()
+g = queue.SimpleQueue()
+h = asyncio.Event()
 """
-    assert [line for _, line in plain_in(ast.parse(source))] == [10, 11, 12, 13]
+    assert [line for _, line in plain_in(ast.parse(source))] == [12, 13, 14, 15, 16, 17, 18]
 
 
 def plain_locks() -> Iterator[tuple[str, int]]:
@@ -70,7 +89,7 @@ def plain_in(tree: ast.Module) -> Iterator[tuple[str, int]]:
         for node in ast.walk(part):
             match node:
                 case ast.Attribute(value=ast.Name(id=module), attr=name):
-                    is_lock = module in modules and name in LOCKS
+                    is_lock = name in LOCKS.get(modules.get(module, ""), ())
                 case ast.Name(id=name):
                     is_lock = name in names
                 case _:
@@ -79,14 +98,16 @@ def plain_in(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield part.name if isinstance(part, ast.ClassDef) else "", node.lineno
 
 
-def imported(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """The names that a module gives to `threading`, and to its locks."""
-    modules, names = set(), set()
+def imported(tree: ast.Module) -> tuple[dict[str, str], set[str]]:
+    """The names that a module gives to `threading` and `queue`, and to their locks."""
+    modules: dict[str, str] = {}
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            modules |= {alias.asname or alias.name for alias in node.names if alias.name == "threading"}
-        elif isinstance(node, ast.ImportFrom) and node.module == "threading":
-            names |= {alias.asname or alias.name for alias in node.names if alias.name in LOCKS}
+            modules |= {alias.asname or alias.name: alias.name for alias in node.names if alias.name in LOCKS}
+        elif isinstance(node, ast.ImportFrom):
+            locks = LOCKS.get(node.module or "", ())
+            names |= {alias.asname or alias.name for alias in node.names if alias.name in locks}
     return modules, names
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from idempotent.errors import StoreError, described
+from idempotent.forks import free_in_child
 from idempotent.logs import EventLog
 from idempotent.observe.observers import Observers
 from idempotent.outbox.outbox import Outbox
@@ -105,8 +106,8 @@ class DestinationRelay:
         self._next_upkeep = self._next_free = 0.0
         self._store_answers = True
         self._failures = 0
-        self.woken: Final = threading.Event()
-        self._stopping = threading.Event()
+        self.woken: Final = free_in_child(threading.Event())
+        self._stopping = free_in_child(threading.Event())
         self._ends_at = math.inf
         self._thread: threading.Thread | None = None
 

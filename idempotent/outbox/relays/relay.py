@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from idempotent.checkers.repeating import RepeatingThread
 from idempotent.errors import ConfigurationError, StoreError
+from idempotent.forks import free_in_child
 from idempotent.logs import EventLog
 from idempotent.observe.counting import outboxes
 from idempotent.observe.observers import Observer, Observers
@@ -118,7 +119,7 @@ class Relay:
         self._survey = RepeatingThread(self._measure, "idempotent-relay-survey", _LOOK_S)
         self._next_measure = self._next_others = 0.0
         self._running: ExitStack | None = None
-        self._stopping = threading.Event()
+        self._stopping = free_in_child(threading.Event())
         self.adapters: Final = tuple(publishers.values())
         """Its adapters, which nothing else may use."""
 
