@@ -152,7 +152,6 @@ def publishes():
 
 
 def wakes_a_relay():
-
     woken = Relay(Outbox("sqlite:///forked.db"), MemoryAdapter(MemoryBroker()))._destinations[0].woken
     return woken._cond, woken.set  # as a commit does
 

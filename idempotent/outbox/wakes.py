@@ -36,8 +36,9 @@ class Notifier:
 
     def tell(self) -> None:
         """Notify soon, from any thread. Does no I/O."""
-        self._thread.start()
-        self._thread.wake()
+        with suppress(RuntimeError):  # no more threads: all has committed, and relays also look by themselves
+            self._thread.start()
+            self._thread.wake()
 
     def close(self) -> None:
         """End the thread. A later `tell` starts it again."""

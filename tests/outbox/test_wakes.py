@@ -115,6 +115,25 @@ def test_a_child_notifies_by_itself(notifying, heard, sql_store):
         os.close(read), os.close(write)
 
 
+@only_postgres
+def test_a_commit_succeeds_also_when_the_thread_that_notifies_cannot_start(
+    notifying, heard, sql_store, waiting, monkeypatch
+):
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "idempotent-notifier":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        commit(notifying, sql_store)
+    assert waiting() == ["1"]
+    commit(notifying, sql_store)
+    until(lambda: len(heard) == 2)
+
+
 @pytest.mark.parametrize("sql_store", ["mysql", "sqlite"], indirect=True)
 def test_other_databases_have_no_notifications(sql_store):
     with pytest.raises(ConfigurationError, match="PostgreSQL"):

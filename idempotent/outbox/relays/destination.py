@@ -160,7 +160,7 @@ class DestinationRelay:
             opened.set_exception(error)
             return
         opened.set_result(None)
-        self._outbox.committed.append(self.woken.set)
+        self._outbox.committed.insert(0, self.woken.set)  # before those of other processes are told
         self.leases.start()
         try:
             self._publish_until_stopped()
