@@ -285,6 +285,22 @@ def test_relays_share_the_buckets_as_they_come_and_go(outbox, send, waiting, sql
     assert "relay_leases_ended" not in events(caplog)
 
 
+def test_buckets_that_a_relay_of_an_older_version_gave_back_are_not_told_as_ended_leases(
+    outbox, sql_store, tables, caplog
+):
+    # It left the length of the lease.
+    rows = [
+        {"destination": "", "slot": slot, "owner": b"o" * 16, "lease_us": 15_000_000, "lease_until": 0}
+        for slot in range(64)
+    ]
+    with sql_store.admin_engine.begin() as connection:
+        connection.execute(tables.leases.insert(), rows)
+    running = relay(outbox, Picky())
+    with running:
+        until(lambda: len(running._destinations[0].leases._buckets) == 64)
+    assert "relay_leases_ended" not in events(caplog)
+
+
 def test_a_relay_that_died_is_replaced_when_its_lease_has_ended(outbox, send, waiting, caplog):
     caplog.set_level(logging.INFO)
     dead = relay(outbox, Picky(), lease_s=2.0)

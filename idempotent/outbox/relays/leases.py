@@ -24,7 +24,7 @@ _PRESENCES: Final = 2**31 - 1
 _NO_RELAY: Final = b"\0" * LANE_BYTES
 _HINT: Final = "other relays have the rest; one that was killed keeps its buckets until its lease ends"
 _NAME_BYTES: Final = 4
-_GIVE_BACK: Final = "UPDATE {leases} SET lease_us = 0, lease_until = 0 WHERE destination = ? AND owner = ?"
+_GIVE_BACK: Final = "UPDATE {leases} SET lease_until = 0 WHERE destination = ? AND owner = ?"
 
 
 @value
@@ -114,7 +114,8 @@ class BucketLeases:
     def slots(self) -> dict[int, Slot]:
         """The relays and all buckets, by their numbers. A bucket without a row gets one."""
         rows = self._store.ask(
-            "SELECT slot, owner, lease_us, lease_until - {now} FROM {leases} WHERE destination = ?",
+            "SELECT slot, owner, CASE WHEN lease_until = 0 THEN 0 ELSE lease_us END, lease_until - {now}"
+            " FROM {leases} WHERE destination = ?",
             self._destination,
         )
         found = {slot: Slot(bytes(owner), *times) for slot, owner, *times in rows}
