@@ -5,13 +5,14 @@ import logging
 import threading
 import time
 from collections import defaultdict
+from contextlib import closing
 
 import pytest
 import sqlalchemy as sa
 
 from idempotent import Message
 from idempotent.errors import ConfigurationError
-from idempotent.outbox import Relay
+from idempotent.outbox import Outbox, Relay
 from idempotent.outbox.entries import bucket_of, lane_of
 from tests.outbox.picky import Picky, Silent, relay, until
 from tests.support.logs import events, logged
@@ -133,6 +134,20 @@ def test_without_an_order_key_nothing_waits_for_a_message_with_the_same_id(
         adapter.refuses.clear()
         until(lambda: outbox.store.stats().held == 0)
     assert sorted(adapter.bodies) == ["goes", "refused"]
+
+
+@pytest.mark.parametrize("sql_store", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("on_parked", ["block", "skip"])
+def test_refused_messages_without_an_order_key_are_set_aside_together(sql_store, tables, send, on_parked):
+    said = []
+    engine = sql_store.engine()
+    sa.event.listen(engine, "connect", lambda raw, _: raw.set_trace_callback(said.append))
+    send(*range(100))
+    with closing(Outbox(engine, table=sql_store.table)) as outbox:
+        with relay(outbox, Picky(refuses=map(str, range(100))), on_parked=on_parked):
+            until(lambda: outbox.store.stats().held == 100)
+        moved = [each for each in said if "bucket = -1 - bucket" in each and "bucket >= 0" in each]
+    assert len(moved) == 1
 
 
 def test_with_skip_a_refused_message_waits_alone(outbox, send, waiting):

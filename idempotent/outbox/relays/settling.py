@@ -140,7 +140,7 @@ class Holds:
             log.info("outbox_lanes_freed", extra={"lanes": len(holds)})
 
     def _lane(self, message: Waiting) -> bytes:
-        if self._skips and message.bucket >= 0:
+        if self._skips and message.order_key is not None and message.bucket >= 0:
             return lane_of(message.destination, None)
         return message.lane
 
@@ -162,6 +162,7 @@ class Holds:
 
     def _set_aside(self, driver: DriverConnection, refusals: Sequence[Refusal]) -> None:
         text = self._store.text
+        without_key = []
         for each in refusals:
             message, place = each.message, (each.message.home, each.lane)
             why = self._store.connections.dialect.storable(driver, each.reason[:ERROR_TEXT_LENGTH])
@@ -170,10 +171,15 @@ class Holds:
                 execute(driver, text(_HOLD_FIRST), counted)
             if message.bucket < 0:
                 continue  # it was held before, and so is its lane
-            if message.order_key is None or each.lane != message.lane:
+            if message.order_key is None:
+                without_key.append(message.number)
+            elif each.lane != message.lane:
                 execute(driver, text(_MOVE_ALONE), (each.lane, message.number))
             else:
                 execute(driver, text(_MOVE_LANE), place)
+        if without_key:
+            those = f" WHERE id IN {numbers(without_key)} AND bucket >= 0"
+            execute(driver, text(f"UPDATE {{waiting}} SET bucket = -1 - bucket{those}"), many=True)
 
     def _put_back(self, driver: DriverConnection, holds: Sequence[Hold]) -> None:
         forget = self._store.text("DELETE FROM {held} WHERE bucket = ? AND lane = ?")
