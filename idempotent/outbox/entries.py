@@ -171,9 +171,10 @@ def demand_text(given: object, name: str, longest: int, *, empty: bool = False) 
     """
     if isinstance(given, str) and (given or empty) and len(given) <= longest and _is_storable(given):
         return given
+    length = f" of {len(given)} characters" if isinstance(given, str) and len(given) > longest else ""
     raise ConfigurationError(
         f"{name} must be a string of {0 if empty else 1} to {longest} characters, without NUL and half surrogates, "
-        f"not {reprlib.repr(given)}"
+        f"not {reprlib.repr(given)}{length}"
     )
 
 
