@@ -82,15 +82,13 @@ def bucket_of(lane: bytes) -> int:
     return lane[0] % BUCKETS
 
 
-def entry_of(
-    message: Message, destination: str, order_key: str | None, delay_s: float, message_id: str | bytes
-) -> Entry:
-    """Check a message.
+def entry_of(message: Message, destination: str, order_key: str | None, delay_s: float) -> Entry:
+    """Check a message. One without an id gets a new one.
 
     Raises:
         ConfigurationError: a field is of another type or too long for its column. The message says which.
     """
-    name = demand_text(message_id, "the message's id", ID_LENGTH)
+    name = new_id() if message.id is None else demand_text(message.id, "the message's id", ID_LENGTH)
     demand_text(destination, "to", DESTINATION_LENGTH, empty=True)
     demand_text(message.subject, "the message's subject", ID_LENGTH)
     if order_key is not None:

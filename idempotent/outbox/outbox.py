@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 from idempotent.errors import ConfigurationError
 from idempotent.message import Message
 from idempotent.observe.observers import Observer, Observers
-from idempotent.outbox.entries import Entry, Transactions, demand_text, derive_id, entry_of, new_id
+from idempotent.outbox.entries import Entry, Transactions, demand_text, derive_id, entry_of
 from idempotent.outbox.inserts import Inserts, autocommits, no_transaction
 from idempotent.outbox.store import OutboxStore
 from idempotent.outbox.wakes import Notifier
@@ -198,7 +198,7 @@ class Outbox:
             message = replace(message, headers={**added, **message.headers}) if added else message
         if order_key is None and message.key is not None:
             order_key = _text_of(message.key)
-        entry = entry_of(message, to, order_key, delay_s, "to be made" if message.id is None else message.id)
+        entry = entry_of(message, to, order_key, delay_s)
         if message.id is None and inside_leased_batch():
             raise ConfigurationError(
                 "a batch handler without a transaction of its checker's may run again with other messages, and what it "
@@ -213,11 +213,8 @@ class Outbox:
                     "dedup names a message among those of a handler, and no handler runs here: give the message an id, "
                     "Message(..., id=...); in a thread of a handler use contextvars.copy_context().run"
                 )
-        if message.id is None:
-            if claim is None or not claim.owner or claim.transaction is not None:
-                entry.message_id = new_id()
-            else:
-                derive_id(entry, claim, message, dedup)
+        if message.id is None and claim is not None and claim.owner and claim.transaction is None:
+            derive_id(entry, claim, message, dedup)
         return entry
 
     def _add(self, session: Session, entry: Entry) -> None:

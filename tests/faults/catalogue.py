@@ -2092,8 +2092,8 @@ FAULTS: Final = (
     Fault(
         "an unprotected run sends the ids of the protected one",
         "idempotent/outbox/outbox.py",
-        "if claim is None or not claim.owner or claim.transaction is not None:",
-        "if claim is None or claim.transaction is not None:",
+        "if message.id is None and claim is not None and claim.owner and claim.transaction is None:",
+        "if message.id is None and claim is not None and claim.transaction is None:",
         f"{_OUTBOX}/sending/test_send.py -k runs_without_protection",
     ),
     Fault(

@@ -206,7 +206,7 @@ def lines(text: str) -> None:
 
 def outbox(text: str) -> None:
     decoded_headers(encoded_headers({"n": text, "m": {text: [text, text.encode()]}}))
-    entry_of(Message("q", text.encode(), id="1", headers={"n": text}), text, None, 0.0, text)
+    entry_of(Message("q", text.encode(), id=text, headers={"n": text}), text, None, 0.0)
 
 
 def urls(text: str) -> None:
