@@ -136,29 +136,29 @@ class BucketLeases:
     def _look(self, now: float) -> None:
         """Take and give back buckets, so that each relay has its share."""
         self._renew()
-        slots = self.slots()
-        had = self._mine(slots)
+        before = self.slots()
+        had = self._mine(before)
         if self._slot not in had:  # it is new, or another relay has taken it for dead
             self.announce()
-            slots = self.slots()
-        ahead_us = max(each.left_us - each.lease_us for each in slots.values())
+            before = self.slots()
+        ahead_us = max(each.left_us - each.lease_us for each in before.values())
         if ahead_us > AHEAD_US:
             self._cut(ahead_us)
-            slots = self.slots()
-        relays = max(sum(slot < 0 and each.lives for slot, each in slots.items()), 1)
+            before = self.slots()
+        relays = max(sum(slot < 0 and each.lives for slot, each in before.items()), 1)
         share = share_of(relays)
         mine = sorted(slot for slot in had if slot >= 0)
         if len(mine) < share:
-            free = [slot for slot, each in slots.items() if slot >= 0 and not each.lives]
+            free = [slot for slot, each in before.items() if slot >= 0 and not each.lives]
             # Shuffled: relays that start together would try for the same ones.
             self.take(random.sample(free, min(share - len(mine), len(free))))
         elif len(mine) > share:
             self._store.change(
                 f"{_GIVE_BACK} AND slot IN {numbers(mine[share:])}", self._destination, self._owner
             )
-        taken = {slot for slot in self._mine(self.slots()) if slot >= 0}
-        self._tell(taken, relays, slots)
-        self._buckets = taken
+        after = {slot for slot in self._mine(self.slots()) if slot >= 0}
+        self._tell(before, after, relays)
+        self._buckets = after
         # Long before a lease ends: the clocks of two machines differ in speed.
         self._next_look = now + self._lease_s / 6
 
@@ -181,17 +181,17 @@ class BucketLeases:
         )
         log.warning("relay_clock_went_back", extra={**about, "leases": cut})
 
-    def _tell(self, taken: set[int], relays: int, before: Mapping[int, Slot]) -> None:
-        left_behind = sum(not before[slot].lives and before[slot].lease_us > 0 for slot in taken)
+    def _tell(self, before: Mapping[int, Slot], after: set[int], relays: int) -> None:
+        left_behind = sum(not before[slot].lives and before[slot].lease_us > 0 for slot in after)
         if left_behind:
             log.warning(
                 "relay_leases_ended", extra={"destination": self._destination, "buckets": left_behind}
             )
-        if taken == self._shown:
+        if after == self._shown:
             return
-        self._shown = taken
+        self._shown = after
         # Less than what is left when all others have their share.
-        lacks = len(taken) < BUCKETS - (relays - 1) * share_of(relays)
+        lacks = len(after) < BUCKETS - (relays - 1) * share_of(relays)
         others: dict[str, float] = {}
         for slot, each in before.items():
             if lacks and slot >= 0 and each.lives and each.owner != self._owner:
@@ -201,7 +201,7 @@ class BucketLeases:
             "relay_buckets",
             extra={
                 "destination": self._destination,
-                "buckets": len(taken),
+                "buckets": len(after),
                 "relays": relays,
                 "others": others or None,
                 "hint": _HINT if lacks else None,
