@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from idempotent.adapters.idempotency_key import Answer, NotStoredError, Rules, kept
 from idempotent.checkers.base import AbstractIdempotentChecker
@@ -90,19 +89,7 @@ class Request:
         self._own: asyncio.Future[Claim] | None = None
         self._has_ended = False
         self._send_error: Exception | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def _clear(self) -> None:
-        """Expect the whole answer."""
-        self.is_undone = False
-        self._held: list[Event] = []
-        self._status, self._headers = 0, kept(())
-        self._parts: list[bytes] | None = []
-        self._size = 0
-        self._is_read = False
-        # Whether the answer is whole, or the application has ended without it.
-        self._whole: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._sent = asyncio.Event()
+        self._run = _Run()
 
     async def run(self, given: Any = None) -> Answer:
         """Run the application until its answer is whole, and return that to be stored.
@@ -112,74 +99,49 @@ class Request:
         """
         await self.drop()  # an earlier run, whose transaction the database undid
         self._session = given
-        self._clear()
+        self.is_undone = False
+        run = self._run = _Run()
         extensions = self._scope.get("extensions") or {}
         # What they send, such as the path of a file, cannot be stored.
         usable = {name: value for name, value in extensions.items() if not name.startswith("http.response.")}
         token = requests.set(self)
         try:
-            running = self._settings.app({**self._scope, "extensions": usable}, self._receive, self._send)
-            task = self._task = asyncio.ensure_future(_awaited(running))
+            run.start(self._settings.app({**self._scope, "extensions": usable}, self._receive, self._send))
         finally:
             requests.reset(token)
-        task.add_done_callback(partial(_end_wait, self._whole))
-        try:
-            is_whole = await self._whole
-        except BaseException:
-            task.cancel()
-            raise
-        if not is_whole:
-            self._raise_end_of(task)
-        retry_after = any(name == b"retry-after" for name, _ in self._headers)
-        if self.is_undone or not self._settings.rules.stores(self._status, retry_after=retry_after):
-            raise NotStoredError(f"the answer is {self._status}")
-        return Answer(self._status, self._headers, None if self._parts is None else b"".join(self._parts))
-
-    @staticmethod
-    def _raise_end_of(task: asyncio.Task[None]) -> NoReturn:
-        try:
-            task.result()
-        except DoomedTransactionError:
-            raise
-        except Exception as error:
-            # Its cause shows whether the database undid the transaction; our own errors would mean more than that.
-            cause = None if isinstance(error, IdempotentError) else error
-            raise NotStoredError(type(error).__name__, error) from cause
-        raise NotStoredError("no answer", RuntimeError("the application ended before its answer was whole"))
+        await run.until_whole()
+        retry_after = any(name == b"retry-after" for name, _ in run.headers)
+        if self.is_undone or not self._settings.rules.stores(run.status, retry_after=retry_after):
+            raise NotStoredError(f"the answer is {run.status}")
+        return Answer(run.status, run.headers, None if run.parts is None else b"".join(run.parts))
 
     async def _receive(self) -> Event:
-        if self._body is not None and not self._is_read:
-            self._is_read = True
+        run = self._run
+        if self._body is not None and not run.is_read:
+            run.is_read = True
             return {"type": "http.request", "body": self._body, "more_body": False}
         if self._body is not None:
-            await self._sent.wait()  # that the client hangs up must not end what it has begun
+            await run.sent.wait()  # that the client hangs up must not end what it has begun
         return await self._server_receive()
 
     async def _send(self, event: Event) -> None:
+        run = self._run
         if event["type"] == "http.response.start":
-            self._status, self._headers = event["status"], kept(event.get("headers", ()))
-        elif event["type"] == "http.response.body":
-            self._keep(event.get("body", b""))
-        self._held.append(event)
+            run.status, run.headers = event["status"], kept(event.get("headers", ()))
+        elif event["type"] == "http.response.body" and self._body is not None:
+            run.keep(event.get("body", b""), self._settings.rules.max_body)
+        run.held.append(event)
         if event["type"] != "http.response.body":
             return
         if event.get("more_body", False):
             if self._session is None:  # else what it says may become untrue
                 await self._flush()
-        elif not self._whole.done():
-            self._whole.set_result(True)
-            await self._sent.wait()
-
-    def _keep(self, part: bytes) -> None:
-        if self._parts is None or self._body is None:
-            return
-        self._parts.append(bytes(part))
-        self._size += len(part)
-        if self._size > self._settings.rules.max_body:
-            self._parts = None
+        elif not run.whole.done():
+            run.whole.set_result(True)
+            await run.sent.wait()
 
     async def _flush(self) -> None:
-        held, self._held = self._held, []
+        held, self._run.held = self._run.held, []
         for event in held:
             if self._send_error is None:
                 self.has_begun = True
@@ -193,26 +155,28 @@ class Request:
     async def finish(self) -> None:
         """Send the rest of the answer, and let the application go on to its end, such as its background tasks."""
         await self._flush()
-        self._sent.set()
-        assert self._task is not None
-        await self._task
+        self._run.sent.set()
+        assert self._run.task is not None
+        await self._run.task
         if self._send_error is not None and not isinstance(self._send_error, OSError):
             raise self._send_error
 
     def leave(self) -> None:
         """Let the application go on to its end, although no client waits for its answer."""
-        if self._task is not None and not self._task.done():
+        task = self._run.task
+        if task is not None and not task.done():
             self._send_error = OSError("the request was cancelled")
-            self._sent.set()
-            _left.add(self._task)
-            self._task.add_done_callback(_left.discard)
+            self._run.sent.set()
+            _left.add(task)
+            task.add_done_callback(_left.discard)
 
     async def drop(self) -> None:
         """End the application, whose request has not taken effect."""
-        if self._task is not None:
-            self._task.cancel()
+        task = self._run.task
+        if task is not None:
+            task.cancel()
             with suppress(asyncio.CancelledError, Exception):
-                await self._task
+                await task
 
     async def session(self) -> Any:
         """The session of its transaction. Raises what `asgi.session` raises."""
@@ -263,9 +227,71 @@ class Request:
             await awaiting.call(protocol.complete if commit else protocol.abandon, own.result())
 
 
-def _end_wait(whole: asyncio.Future[bool], _: object) -> None:
-    if not whole.done():
-        whole.set_result(False)
+class _Run:
+    """One run of the application for a request, and what it has answered so far.
+
+    Attributes:
+        task: runs it; None: it has not begun.
+        is_read: it has the body of the request.
+        status: of its answer; 0: it has none yet.
+        headers: those of the answer that are stored.
+        parts: of the body that is stored; None: it is too long.
+        held: what is not sent on yet.
+        whole: whether the answer is whole, or the application has ended without it.
+        sent: the application may go on after its answer.
+    """
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.is_read = False
+        self.status, self.headers = 0, kept(())
+        self.parts: list[bytes] | None = []
+        self._size = 0
+        self.held: list[Event] = []
+        self.whole: Final[asyncio.Future[bool]] = asyncio.get_running_loop().create_future()
+        self.sent: Final = asyncio.Event()
+
+    def start(self, running: Awaitable[None]) -> None:
+        """Begin."""
+        self.task = asyncio.ensure_future(_awaited(running))
+        self.task.add_done_callback(self._end)
+
+    def _end(self, _: object) -> None:
+        if not self.whole.done():
+            self.whole.set_result(False)
+
+    async def until_whole(self) -> None:
+        """Wait for the whole answer. A cancellation ends the application.
+
+        Raises:
+            DoomedTransactionError: the database has undone its transaction.
+            NotStoredError: it raised, or ended before its answer was whole.
+        """
+        assert self.task is not None
+        try:
+            if await self.whole:
+                return
+        except BaseException:
+            self.task.cancel()
+            raise
+        try:
+            self.task.result()
+        except DoomedTransactionError:
+            raise
+        except Exception as error:
+            # Its cause shows whether the database undid the transaction; our own errors would mean more than that.
+            cause = None if isinstance(error, IdempotentError) else error
+            raise NotStoredError(type(error).__name__, error) from cause
+        raise NotStoredError("no answer", RuntimeError("the application ended before its answer was whole"))
+
+    def keep(self, part: bytes, most: int) -> None:
+        """Store a part of the body, unless that gets longer than `most`."""
+        if self.parts is None:
+            return
+        self.parts.append(bytes(part))
+        self._size += len(part)
+        if self._size > most:
+            self.parts = None
 
 
 async def _awaited(running: Awaitable[None]) -> None:

@@ -3005,8 +3005,8 @@ FAULTS: Final = (
     Fault(
         "http: a client that hangs up ends the request",
         "adapters/asgi_request.py",
-        "        if self._body is not None:\n            await self._sent.wait()",
-        "        if False:\n            await self._sent.wait()",
+        "        if self._body is not None:\n            await run.sent.wait()",
+        "        if False:\n            await run.sent.wait()",
         "tests/adapters/asgi/test_streams.py -k hangs_up_does_not_end",
     ),
     Fault(
