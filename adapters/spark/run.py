@@ -15,7 +15,7 @@ from idempotent.adapters.spark.keys import Columns
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
-from idempotent.adapters.spark.ledger.runs import RunRef, RunRow, RunState
+from idempotent.adapters.spark.ledger.runs import RunRow, RunState
 from idempotent.adapters.spark.ledger.urls import open_ledger
 from idempotent.adapters.spark.publication import Publication
 from idempotent.adapters.spark.session import batch_number, new_counters, refuse_streaming
@@ -67,16 +67,18 @@ class IdempotentRun:
         output_ref: where the output of a committed run is, if that was said.
     """
 
-    def __init__(self, ledger: RunLedger, row: RunRow, handle: RunHandle, renewals: RepeatingThread) -> None:
+    def __init__(self, ledger: RunLedger, row: RunRow, handle: RunHandle) -> None:
         """Called by `begin`, which applications use."""
         self.ledger: Final = ledger
         self.handle: Final = handle
-        self._renewals = renewals
         self._attempt = f"{row.ref.token}-{row.prepared or row.ref.epoch}"
         self.output: Final = Output(row.ref, row.manifest)
         self._frames: dict[str, int] = {}
         self.state: RunState = row.state
         self.output_ref: str | None = row.output_ref
+        # Last, and weakly held: neither a run that cannot be made nor one that was dropped renews its lease.
+        self._renewals = RepeatingThread(self._renew, "idempotent-run-lease", handle.lease_s / _TIMES_A_LEASE)
+        self._renewals.start()
 
     @classmethod
     def begin(
@@ -133,13 +135,10 @@ class IdempotentRun:
                 takeover=takeover,
             )
             handle = RunHandle(store, row.ref, conflict, wait_s, lease_s, chunk, new_counters(row.ref.token))
-            work = partial(_renew, ledger, row.ref, lease_s)
-            renewals = RepeatingThread(work, "idempotent-run-lease", lease_s / _TIMES_A_LEASE)
-            renewals.start()
+            return cls(ledger, row, handle)
         except BaseException:
             ledger.close()
             raise
-        return cls(ledger, row, handle, renewals)
 
     # What it is, and what this attempt has done
 
@@ -363,16 +362,15 @@ class IdempotentRun:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-
-def _renew(ledger: RunLedger, ref: RunRef, lease_s: float) -> bool:
-    """Renew a run's lease. False: another driver has the run."""
-    try:
-        ledger.renew(ref, lease_s)
-    except IdempotentError as error:
-        # A driver that was fenced meanwhile learns it at its next step.
-        log.warning("run_not_renewed", extra={"run": str(ref), "error": str(error)})
-        return not isinstance(error, RunFencedError)
-    return True
+    def _renew(self) -> bool:
+        """Renew the run's lease. False: another driver has the run."""
+        try:
+            self.ledger.renew(self.handle.ref, self.handle.lease_s)
+        except IdempotentError as error:
+            # A driver that was fenced meanwhile learns it at its next step.
+            log.warning("run_not_renewed", extra={"run": str(self.handle.ref), "error": str(error)})
+            return not isinstance(error, RunFencedError)
+        return True
 
 
 def collect(ledger: RunLedger, store: StoreConfig) -> None:
