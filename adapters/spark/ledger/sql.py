@@ -236,25 +236,26 @@ class SqlRunStore(RunStore):
 
     def collect(self, limit: int) -> Collected:
         claims, expired = self._claims.name, f"r.expires_at < {self._dialect.now_us}"
-        not_done = f"c.state <> {ClaimState.DONE:d}"
+        not_done = f"state <> {ClaimState.DONE:d}"
         # Run by run: claims that count are never read.
         ended = (
             f"SELECT r.token, {expired} FROM {self._runs} r WHERE r.expires_at IS NOT NULL"
             f" AND ({expired} OR r.state = {RunState.ABORTED:d})"
-            f" AND EXISTS (SELECT 1 FROM {claims} c WHERE c.run = r.token AND ({expired} OR {not_done})) LIMIT ?"
+            f" AND EXISTS (SELECT 1 FROM {claims} c WHERE c.run = r.token AND ({expired} OR c.{not_done})) LIMIT ?"
         )
         deleted = 0
         while deleted < limit and (runs := self._query(ended, (MAX_ROWS,))):
             for token, is_expired in runs:
                 which = "" if is_expired else f" AND {not_done}"
-                some = f"SELECT key_hash FROM {claims} c WHERE c.run = ?{which} LIMIT ?"
+                some = f"SELECT key_hash FROM {claims} WHERE run = ?{which} LIMIT ?"
                 while deleted < limit:
                     found = self._query(some, (token, min(limit - deleted, MAX_ROWS)))
                     if not found:
                         break
                     hashes = sorted(bytes(row[0]) for row in found)
-                    # Only this run's: another run may have taken over the claim meanwhile.
-                    delete = f"DELETE FROM {claims} WHERE key_hash IN {places(len(hashes))} AND run = ?"
+                    # As they were found: another run may have taken a claim over, or its handler have finished.
+                    keys = f"key_hash IN {places(len(hashes))}"
+                    delete = f"DELETE FROM {claims} WHERE {keys} AND run = ?{which}"
                     deleted += self._execute(delete, (*hashes, token))
         empty = self._query(
             f"SELECT r.token FROM {self._runs} r WHERE {expired}"

@@ -21,6 +21,7 @@ from idempotent.adapters.spark.ledger import (
     RunClaims,
     RunState,
 )
+from idempotent.adapters.spark.ledger.sql import SqlRunStore
 from idempotent.errors import RunConflictError
 from idempotent.schema import run_tables
 from tests.adapters.spark.ledger.contract.base import keys
@@ -231,6 +232,33 @@ def test_no_claim_of_a_fenced_driver_is_made_once_a_takeover_has_returned(place)
     demand_that_claims_end(
         place, ref, lambda ledger: ledger.begin("orders", "r1", lease_s=LEASE_S, takeover=True).ref
     )
+
+
+class SlowCollector(SqlRunStore):
+    """A store in which something happens after the claims to delete were found."""
+
+    def __init__(self, config, meanwhile):
+        super().__init__(config)
+        self._meanwhile = meanwhile
+
+    def _execute(self, statement, params):
+        self._meanwhile()
+        return super()._execute(statement, params)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mysql", "postgres"])
+def test_an_effect_that_ends_while_its_claim_is_collected_stays_done(kind, request):
+    with contextmanager(open_place)(kind, request) as place:
+        ledger, (key,) = place.ledger(), keys(1)
+        one = ledger.begin("orders", "one", lease_s=LEASE_S).ref
+        handler = HandlerClaims(ledger, one, LEASE_S)
+        handler.acquire([key])
+        ledger.abort(one)  # by its driver, while the handler works on
+        store = SlowCollector(place.config(), lambda: handler.finish([(key, b"done")]))
+        place.opened.callback(store.close)
+        assert not any(store.collect(100))
+        two = ledger.begin("orders", "two", lease_s=LEASE_S).ref
+        assert HandlerClaims(ledger, two, LEASE_S).acquire([key])[key].hold is Hold.DONE
 
 
 def test_renewals_get_through_while_tasks_claim(place):
