@@ -404,6 +404,8 @@ class RunLedger:
         row = self.store.find(ref)
         if row is None:
             raise unknown_run(ref, self.where)
+        if change.to is None and row.state in done and ref.epoch == row.prepared:
+            return  # a lease that nobody needs: whoever begins such a run is its prepared attempt
         if row.ref.epoch != ref.epoch and row.state is not RunState.ABORTED:
             raise fenced(ref, row.standing)
         if change.max_age_us is not None and row.now_us - row.began_at_us > change.max_age_us:

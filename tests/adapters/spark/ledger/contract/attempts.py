@@ -209,3 +209,11 @@ class AttemptsContract(LedgerContract):
         assert self.claims(row.ref).decide(hashes) == [RowVerdict.NEW]
         with pytest.raises(RunInputChangedError):
             self.claims(row.ref).decide(keys(1))
+
+    def test_who_begins_a_run_that_a_later_attempt_has_committed_is_not_told_of_another_driver(self):
+        first = self.begin()
+        self.ledger.prepare(first)
+        self.ledger.commit(self.again())
+        row = self.ledger.begin("orders", "r1", lease_s=LONG_S)
+        assert (row.state, row.ref) == (RunState.COMMITTED, first)
+        self.ledger.renew(row.ref, LONG_S)
