@@ -39,6 +39,7 @@ log = EventLog(__name__)
 _ROUNDS: Final = 20
 _MAX_FINGERPRINT: Final = 64
 _POLL_S: Final = 0.5
+_TICK_S: Final = 0.001
 _UNFINISHED: Final = frozenset({RunState.OPEN, RunState.PREPARED})
 ENDED_US: Final = -1
 """For how long a lease lives that ends now."""
@@ -126,7 +127,9 @@ class RunLedger:
                     row = self._resume(newest, fingerprint, lease_us, takeover=takeover)
             except RunConflictError as refusal:
                 assert newest is not None  # a new run has no driver
-                if not patience.wait(newest.ref, partial(str, refusal), _POLL_S):
+                # Not past the end of the lease. One that has ended already is held by a transaction.
+                at_most_s = _POLL_S if newest.lapsed else min(newest.lease_rest_s + _TICK_S, _POLL_S)
+                if not patience.wait(newest.ref, partial(str, refusal), at_most_s):
                     raise
                 continue
             if row is not None:

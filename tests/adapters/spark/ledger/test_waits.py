@@ -1,11 +1,12 @@
 """Waits for other runs: who is waited for is said, and all tries of a task together wait for `wait_s`."""
 
 import re
+import time
 from contextlib import contextmanager
 
 import pytest
 
-from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunRef
+from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunLedger, RunRef
 from idempotent.adapters.spark.ledger.runs import this_driver
 from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.errors import RunConflictError, UnpublishedClaimsError
@@ -121,6 +122,19 @@ def test_a_driver_that_waits_for_another_says_who_has_the_run(ledger, caplog):
     (told,) = logged(caplog, "run_waits")
     assert told.reason.startswith("run 'r1' of consumer 'orders', generation 1, epoch 1 is OPEN")
     assert "takeover=True" in str(raised.value)
+
+
+def test_a_driver_that_waits_for_another_begins_when_the_lease_ends_and_not_a_poll_later(ledger):
+    lease_s, slept = 0.7, []
+
+    def sleep(duration_s):
+        slept.append(duration_s)
+        time.sleep(duration_s)
+
+    ledger.begin("orders", "r1", lease_s=lease_s)
+    row = RunLedger(ledger.store, sleep=sleep).begin("orders", "r1", lease_s=LONG_S, wait_s=60.0)
+    assert row.ref.epoch == 2
+    assert sum(slept) < lease_s + 0.1, slept
 
 
 def test_a_long_wait_is_said_at_once_and_then_once_a_minute(caplog):
