@@ -98,17 +98,15 @@ def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> Dat
     tokens = {row[_RUN] for row in table.select(_RUN).distinct().collect()}
     ref = run.handle.ref
     tokens.discard(ref.token)
-    standings = run.ledger.standing_of(tokens)
-    unknown = [token for token, each in standings.items() if each.state is RunState.UNKNOWN]
+    runs = run.ledger.rows(tokens)
+    unknown = [token for token, each in runs.items() if each.state is RunState.UNKNOWN]
     if unknown:
         raise StoreReplacedError(
             f"{run.handle.store.where} does not know {len(unknown)} runs whose keys are in {claims}, for example "
             f"{_RUN}={unknown[0]}: they are older than the ledger's retention, or of another ledger. "
             "Move their folders away, or use their ledger"
         )
-    counted = [
-        f"{token}-{each.prepared}" for token, each in standings.items() if each.state is RunState.COMMITTED
-    ]
+    counted = [f"{token}-{each.prepared}" for token, each in runs.items() if each.state is RunState.COMMITTED]
     if run.state is RunState.OPEN:
         counted.append(f"{ref.token}-{ref.epoch}")
     attempt = F.concat_ws("-", F.col(_RUN), F.col(_EPOCH))
@@ -124,19 +122,19 @@ def _take_turn(ledger: RunLedger, handle: RunHandle) -> None:
         (owner,) = ledger.claim(ref, [turn])
         if owner is None:
             # The store claims for OPEN runs only, so this one has ended.
-            require_open(ref, ledger.standing(ref.token), ledger.where)
+            require_open(ref, ledger.row(ref.token), ledger.where)
             continue
         if (owner.token, owner.mark) == (ref.token, ref.epoch):
             return
-        other = ledger.standing(owner.token)
+        other = ledger.row(owner.token)
         if owner.token == ref.token or other.state.is_final:
             if not ledger.steal(ref, owner, [turn]):
-                require_open(ref, ledger.standing(ref.token), ledger.where)
+                require_open(ref, ledger.row(ref.token), ledger.where)
             continue
         if ledger.abort_other(owner.token, other, ref):
             continue
         if not patience.wait(ref, partial("the turn of its consumer, which has {}".format, other), _POLL_S):
             raise RunConflictError(
                 f"another run of consumer {ref.consumer!r} has the turn: {other}. Begin {ref} again when that one has "
-                f"ended. Type: {command('show', replace(ref, run_id=other.run_id))}"
+                f"ended. Type: {command('show', replace(ref, run_id=other.ref.run_id))}"
             )

@@ -216,8 +216,7 @@ def test_abort_ends_what_no_driver_has_and_nothing_else(cli, place, ledger, capl
         return cli("runs", "abort", run_id, "--consumer", "orders", *words, *at(place), input=answer)
 
     def states():
-        found = ledger.state_of([ref.token for ref in refs.values()])
-        return {name: found[ref.token].name for name, ref in refs.items()}
+        return {name: ledger.row(ref.token).state.name for name, ref in refs.items()}
 
     before = states()
     for words, run_id, error in (
@@ -234,7 +233,7 @@ def test_abort_ends_what_no_driver_has_and_nothing_else(cli, place, ledger, capl
         assert re.search(error, answer.err), answer.err
     assert abort("waits", "--unpublished", answer="n\n").code == 1
     assert states() == before
-    assert ledger.read("orders", "wait") is None, "a typo made a run"
+    assert ledger.store.newest("orders", "wait") is None, "a typo made a run"
 
     answer = abort("gone", "--json")
     assert (answer.code, answer.line) == (
@@ -259,7 +258,7 @@ def test_a_run_that_a_driver_begins_while_a_person_thinks_is_left_alone(cli, pla
     ledger.begin("orders", "waits", lease_s=LEASE_S)
     with pytest.raises(StoreBusyError, match="changed"):
         abort_as_seen(ledger, seen, unpublished=True, by="me")
-    assert ledger.state_of([ref.token])[ref.token] is RunState.PREPARED
+    assert ledger.row(ref.token).state is RunState.PREPARED
 
 
 def test_end_lease_ends_that_of_the_attempt_that_was_seen_and_nothing_else(cli, place, ledger):
@@ -274,7 +273,7 @@ def test_end_lease_ends_that_of_the_attempt_that_was_seen_and_nothing_else(cli, 
         return cli("runs", "end-lease", run_id, "--consumer", "orders", *words, *at(place), input=answer)
 
     def lapsed():
-        return {run_id for run_id in refs if ledger.read("orders", run_id).lapsed}
+        return {run_id for run_id in refs if ledger.store.newest("orders", run_id).lapsed}
 
     before = lapsed()
     for words, run_id, error in (
@@ -307,12 +306,12 @@ def test_the_lease_of_a_driver_that_renews_it_while_a_person_thinks_lives_on(pla
     ledger.renew(ref, LEASE_S + 1)
     with pytest.raises(RunConflictError, match="its driver lives, and has renewed"):
         end_lease_as_seen(ledger, seen)
-    assert not ledger.read("orders", "lives").lapsed
+    assert not ledger.store.newest("orders", "lives").lapsed
     seen = existing(ledger, "orders", "lives")
     ledger.begin("orders", "lives", lease_s=LEASE_S, takeover=True)
     with pytest.raises(StoreBusyError, match="changed"):
         end_lease_as_seen(ledger, seen)
-    assert not ledger.read("orders", "lives").lapsed
+    assert not ledger.store.newest("orders", "lives").lapsed
 
 
 def test_the_same_in_python_begins_no_run(place, ledger, caplog):

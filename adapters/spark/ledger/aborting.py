@@ -48,7 +48,7 @@ def abort_run(store: StoreConfig, *, consumer: str, run_id: str, unpublished: bo
 
 def existing(ledger: RunLedger, consumer: str, run_id: str) -> RunRow:
     """The newest generation of a run. Raises UnknownRunError: the ledger has no run of this name."""
-    if (row := ledger.read(consumer, run_id)) is None:
+    if (row := ledger.store.newest(consumer, run_id)) is None:
         raise no_such_run(consumer, run_id, ledger.where)
     return row
 

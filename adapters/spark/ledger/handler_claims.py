@@ -74,7 +74,7 @@ class HandlerClaims:
             pending = [key_hash for key_hash in pending if key_hash not in answers]
             if not pending:
                 return {key_hash: answers[key_hash] for key_hash in hashes}
-            require_open(self._ref, self._ledger.standing(self._ref.token), self._ledger.where)
+            require_open(self._ref, self._ledger.row(self._ref.token), self._ledger.where)
         raise StoreBusyError(
             f"{len(pending)} keys of {self._ref} changed their holders in each of {_ROUNDS} rounds. Try again"
         )
@@ -111,8 +111,8 @@ class HandlerClaims:
         holder = self.holder
         rows = self._store.insert_pending(holder, hashes)
         others = {row.token for row in rows.values() if row.is_held(holder)}
-        states = self._ledger.state_of(others).items()
-        aborted = {token for token, state in states if state is RunState.ABORTED}
+        runs = self._ledger.rows(others)
+        aborted = {token for token, run in runs.items() if run.state is RunState.ABORTED}
         free = [row for row in rows.values() if row.may_pass_to(holder, aborted)]
         taken = self._store.take_over(holder, free) if free else set()
         answers = {

@@ -25,7 +25,6 @@ from idempotent.adapters.spark.ledger.runs import (
     RunRef,
     RunRow,
     RunState,
-    Standing,
     next_ref,
     this_driver,
 )
@@ -142,24 +141,16 @@ class RunLedger:
             "Try again"
         )
 
-    def read(self, consumer: str, run_id: str) -> RunRow | None:
-        """The newest generation of a run; None if it was never begun, or its retention is over."""
-        return self.store.newest(consumer, run_id)
+    def row(self, token: int) -> RunRow:
+        """The run of this token; UNKNOWN if the store does not know it."""
+        return self.rows([token])[token]
 
-    def state_of(self, tokens: Collection[int]) -> dict[int, RunState]:
-        """The state of each of these tokens; UNKNOWN for a token that the store does not know."""
-        return {token: standing.state for token, standing in self.standing_of(tokens).items()}
-
-    def standing(self, token: int) -> Standing:
-        """How far the run of this token is; UNKNOWN if the store does not know it."""
-        return self.standing_of([token])[token]
-
-    def standing_of(self, tokens: Collection[int]) -> dict[int, Standing]:
-        """How far each of these tokens' runs is; UNKNOWN for a token that the store does not know."""
+    def rows(self, tokens: Collection[int]) -> dict[int, RunRow]:
+        """The run of each of these tokens, without manifest; UNKNOWN for a token that the store does not know."""
         if not tokens:
             return {}
-        found = self.store.standings(sorted(set(tokens)))
-        return {token: found.get(token, Standing(RunState.UNKNOWN)) for token in tokens}
+        found = self.store.rows(sorted(set(tokens)))
+        return {token: found.get(token) or RunRow.unknown(token) for token in tokens}
 
     def renew(self, ref: RunRef, lease_s: float) -> None:
         """Let the lease of a run end `lease_s` seconds from now. No change if it was COMMITTED.
@@ -252,11 +243,11 @@ class RunLedger:
         except StoreBusyError:
             return False
 
-    def abort_other(self, token: int, other: Standing, by: RunRef) -> bool:
+    def abort_other(self, token: int, other: RunRow, by: RunRef) -> bool:
         """`abort_lapsed`, of another run of the consumer, for a run that meets its keys."""
         aborted = self.abort_lapsed(token)
         if aborted:
-            name = f"run {other.run_id!r} of consumer {by.consumer!r}"
+            name = f"run {other.ref.run_id!r} of consumer {by.consumer!r}"
             log.warning("run_aborted", extra={"run": name, "by": str(by)})
         return aborted
 
@@ -410,7 +401,7 @@ class RunLedger:
         if change.to is None and row.state in done and ref.epoch == row.prepared:
             return  # a lease that nobody needs: whoever begins such a run is its prepared attempt
         if row.ref.epoch != ref.epoch and row.state is not RunState.ABORTED:
-            raise fenced(ref, row.standing)
+            raise fenced(ref, row)
         if change.max_age_us is not None and row.now_us - row.began_at_us > change.max_age_us:
             lost = lost or f"the run began too long ago for a retention of {self.store.retention.seconds:g} s"
         # A run that is PREPARED already must not be published either, if it cannot be committed afterwards.

@@ -51,7 +51,6 @@ from idempotent.adapters.spark.ledger.runs import (
     RunRef,
     RunRow,
     RunState,
-    Standing,
     names_in,
     this_driver,
 )
@@ -114,8 +113,14 @@ class RedisRunStore(RunStore):
     def find(self, ref: RunRef) -> RunRow | None:
         return self._read((ref.consumer, ref.run_id), self._run(ref.token), token=ref.token)
 
-    def standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
-        return {row.ref.token: row.standing for row in self._rows(tokens)}
+    def rows(self, tokens: Collection[int]) -> Mapping[int, RunRow]:
+        wanted = [b"", b"k", *_FIELDS]
+        now_us, *rows = self._store.run(_READ_RUNS, [self._run(token) for token in tokens], wanted)
+        return {
+            token: RunRow.stored(names_in(key.decode()), [token, *fields, now_us, None])
+            for token, (_, key, *fields) in zip(tokens, rows, strict=True)
+            if key is not None
+        }
 
     def count_owned(self, ref: RunRef) -> int:
         with self._store.edge():
@@ -161,17 +166,9 @@ class RedisRunStore(RunStore):
                 # SCAN may return a name twice.
                 new = {int(text.rpartition(":")[2]) for text in texts} - seen
                 seen |= new
-                for row in self._rows(new):
+                for row in self.rows(new).values():
                     if row.state in states and wanted in (None, row.ref.consumer):
                         yield row
-
-    def _rows(self, tokens: Collection[int]) -> Iterator[RunRow]:
-        """The runs that are stored, without manifests."""
-        wanted = [b"", b"k", *_FIELDS]
-        now_us, *rows = self._store.run(_READ_RUNS, [self._run(token) for token in tokens], wanted)
-        for token, (_, key, *fields) in zip(tokens, rows, strict=True):
-            if key is not None:
-                yield RunRow.stored(names_in(key.decode()), [token, *fields, now_us, None])
 
     def _read(
         self, names: tuple[str, str], name: bytes, *, pointer_to: bytes = b"", token: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shlex import quote
 from typing import Final
 
-from idempotent.adapters.spark.ledger.runs import RunRef, RunRow, RunState, Standing
+from idempotent.adapters.spark.ledger.runs import RunRef, RunRow, RunState
 from idempotent.errors import (
     ClaimsExpiredError,
     RunConflictError,
@@ -28,12 +28,12 @@ _ADVICE: Final = {
 }
 
 
-def require_alive(ref: RunRef, standing: Standing, where: str, *, again: bool = False) -> None:
+def require_alive(ref: RunRef, row: RunRow, where: str, *, again: bool = False) -> None:
     """Return if this attempt may evaluate its rows.
 
     Args:
         ref: the run and the attempt.
-        standing: of the run.
+        row: of the run.
         where: the store, without its password.
         again: the newest attempt may go over its rows again although an earlier one was PREPARED, as effects may, whose
             claims are done for good.
@@ -42,38 +42,38 @@ def require_alive(ref: RunRef, standing: Standing, where: str, *, again: bool = 
         RunFencedError: the run was aborted, another driver has taken it over, or an earlier attempt was PREPARED.
         StoreReplacedError: the store does not know the run.
     """
-    if standing.state is RunState.UNKNOWN:
+    if row.state is RunState.UNKNOWN:
         raise unknown_run(ref, where)
-    if standing.state is RunState.ABORTED:
-        raise wrong_state(ref, standing.state)
-    if not standing.admits(ref.epoch) and not (again and standing.epoch == ref.epoch):
-        raise fenced(ref, standing)
+    if row.state is RunState.ABORTED:
+        raise wrong_state(ref, row.state)
+    if not row.admits(ref.epoch) and not (again and row.ref.epoch == ref.epoch):
+        raise fenced(ref, row)
 
 
-def fenced(ref: RunRef, standing: Standing) -> RunFencedError:
+def fenced(ref: RunRef, row: RunRow) -> RunFencedError:
     """The error for an attempt that a newer one has replaced, or that came after the one that was PREPARED."""
-    if standing.epoch > ref.epoch:
+    if row.ref.epoch > ref.epoch:
         return RunFencedError(
-            f"{ref} was taken over by another driver, and is {standing.state.name} at epoch {standing.epoch}: "
+            f"{ref} was taken over by another driver, and is {row.state.name} at epoch {row.ref.epoch}: "
             f"this driver must end. If it should go on, begin the run again. Type: {command('show', ref)}"
         )
     return RunFencedError(
-        f"{ref} is {standing.state.name}: the attempt of epoch {standing.prepared} has made all claims, and its rows "
+        f"{ref} is {row.state.name}: the attempt of epoch {row.prepared} has made all claims, and its rows "
         "are not evaluated again. Publish what `stage` returns, which is what that attempt staged. If it staged "
         f"nothing, look whether it has published. Then type: {command('abort', ref, ' --unpublished')}"
     )
 
 
-def require_open(ref: RunRef, standing: Standing, where: str) -> None:
+def require_open(ref: RunRef, row: RunRow, where: str) -> None:
     """Return if the run is OPEN, as it must be to claim a key. Arguments as those of `require_alive`.
 
     Raises:
         RunFencedError, StoreReplacedError: as `require_alive`.
         RunInputChangedError: the run has made all its claims.
     """
-    require_alive(ref, standing, where, again=True)
-    if standing.state is not RunState.OPEN:
-        raise unclaimed_key(ref, standing.state)
+    require_alive(ref, row, where, again=True)
+    if row.state is not RunState.OPEN:
+        raise unclaimed_key(ref, row.state)
 
 
 def unknown_run(ref: RunRef, where: str) -> StoreReplacedError:

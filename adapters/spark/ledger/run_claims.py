@@ -11,12 +11,11 @@ from typing import Final, TypeAlias
 from idempotent.adapters.spark.ledger.claims import HANDLED, Owner, mixed_modes
 from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.refusals import command, require_alive, unclaimed_key
-from idempotent.adapters.spark.ledger.runs import RunRef, RunState, Standing
+from idempotent.adapters.spark.ledger.runs import RunRef, RunRow, RunState
 from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.errors import RunConflictError, StoreReplacedError
 
 _NO_OWNER: Final = Owner(0, 0)
-_UNKNOWN: Final = Standing(RunState.UNKNOWN)
 
 
 class RowVerdict(Enum):
@@ -93,7 +92,7 @@ class RunClaims:
         self._poll_s = poll_s
         self._sleep = sleep
         self._monotonic = monotonic
-        self._ended: dict[int, Standing] = {}
+        self._ended: dict[int, RunRow] = {}
         self._closed = False
 
     def decide(
@@ -153,10 +152,10 @@ class RunClaims:
         patience = Patience(self._timeout_s, sleep=self._sleep, monotonic=self._monotonic)
         while questions:
             was_closed = self._closed
-            standings = self._look(questions)
+            rows = self._look(questions)
             # Once the run is closed, owners that were read while it was OPEN may be out of date.
             if self._closed == was_closed:
-                steps = {seen: self._step(seen, found, standings, keys) for seen, found in questions.items()}
+                steps = {seen: self._step(seen, found, rows, keys) for seen, found in questions.items()}
                 lost = {seen.token for seen, step in steps.items() if step is _Step.LOST}
                 if lost & suspects:
                     raise StoreReplacedError(
@@ -165,7 +164,7 @@ class RunClaims:
                     )
                 suspects |= lost
                 if set(steps.values()) - {_Step.DECIDED} == {_Step.WAIT}:
-                    self._wait(patience, standings)
+                    self._wait(patience, rows)
             pending = [key_hash for key_hash in hashes if key_hash not in keys.decided]
             questions = self._questions(pending, self._claim(pending, marks), keys)
         patience.over(self._ref)
@@ -199,26 +198,24 @@ class RunClaims:
         ended = self._ended.get(owner.token)
         return RowVerdict.DUPLICATE if ended is not None and ended.counts(owner.mark) else None
 
-    def _look(self, questions: Iterable[Owner]) -> dict[int, Standing]:
-        """How far the owners and this run are, whose attempt must be the one that evaluates."""
+    def _look(self, questions: Iterable[Owner]) -> dict[int, RunRow]:
+        """The runs of the owners, and this run, whose attempt must be the one that evaluates."""
         mine = self._ref.token
-        standings = self._ledger.standing_of({mine, *(seen.token for seen in questions)} - {_NO_OWNER.token})
-        self._ended |= {
-            token: each for token, each in standings.items() if each.state.is_final and token != mine
-        }
-        require_alive(self._ref, standings[mine], self._ledger.where)
-        self._closed |= standings[mine].is_closed
-        return standings
+        rows = self._ledger.rows({mine, *(seen.token for seen in questions)} - {_NO_OWNER.token})
+        self._ended |= {token: each for token, each in rows.items() if each.state.is_final and token != mine}
+        require_alive(self._ref, rows[mine], self._ledger.where)
+        self._closed |= rows[mine].is_closed
+        return rows
 
-    def _step(self, seen: Owner, found: _Marks, standings: Mapping[int, Standing], keys: _Keys) -> _Step:
+    def _step(self, seen: Owner, found: _Marks, rows: Mapping[int, RunRow], keys: _Keys) -> _Step:
         """Take the next step for the keys of one owner, by its token and mark."""
-        owner = standings.get(seen.token, _UNKNOWN)
+        owner = rows.get(seen.token) or RunRow.unknown(seen.token)
         if owner.counts(seen.mark):
             return keys.decide(RowVerdict.DUPLICATE, found)
         if self._closed:
             # No waiting here: two PREPARED runs could wait for each other for ever.
             if self._on_conflict is not OnConflict.DIVERT:
-                raise unclaimed_key(self._ref, standings[self._ref.token].state)
+                raise unclaimed_key(self._ref, rows[self._ref.token].state)
             return keys.decide(RowVerdict.CONFLICT, found)
         if seen == _NO_OWNER:
             return _Step.AGAIN
@@ -242,8 +239,8 @@ class RunClaims:
         keys.decide(RowVerdict.NEW, dict.fromkeys(stolen))
         return _Step.DECIDED if len(stolen) == len(hashes) else _Step.AGAIN
 
-    def _wait(self, patience: Patience, standings: Mapping[int, Standing]) -> None:
-        others = {token: each for token, each in standings.items() if token != self._ref.token}
+    def _wait(self, patience: Patience, rows: Mapping[int, RunRow]) -> None:
+        others = {token: each for token, each in rows.items() if token != self._ref.token}
         live = {token: each for token, each in others.items() if not each.state.is_final} or others
         shown = ", ".join(map(str, live.values()))
         patience.share(self._ledger.store, self._ref, (f"run {token}".encode() for token in live))
@@ -254,9 +251,9 @@ class RunClaims:
                 f"Type: {self._show(next(iter(live.values())))}"
             )
 
-    def _show(self, other: Standing) -> str:
+    def _show(self, other: RunRow) -> str:
         """What to type about a run, which is of the same consumer."""
-        return command("show", replace(self._ref, run_id=other.run_id))
+        return command("show", replace(self._ref, run_id=other.ref.run_id))
 
 
 class _Step(Enum):

@@ -57,47 +57,6 @@ class RunState(IntEnum):
         return self in (RunState.COMMITTED, RunState.ABORTED)
 
 
-class Standing(NamedTuple):
-    """How far a run is, and which of its claims count.
-
-    Attributes:
-        state: its state.
-        epoch: of its newest attempt.
-        prepared: the epoch of the attempt that was PREPARED; 0 before.
-        run_id: the name of its unit of work, for people: readable, and cut if it is long.
-        holder: which driver has it, and until when, in words.
-    """
-
-    state: RunState
-    epoch: int = 0
-    prepared: int = 0
-    run_id: str = ""
-    holder: str = ""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether all claims are made."""
-        return self.state in (RunState.PREPARED, RunState.COMMITTED)
-
-    def admits(self, epoch: int) -> bool:
-        """Whether the attempt of this epoch may evaluate: the newest, and once PREPARED only the prepared one."""
-        if self.state is RunState.COMMITTED:
-            return epoch == self.prepared
-        return epoch == self.epoch and (self.state is not RunState.PREPARED or epoch == self.prepared)
-
-    def counts(self, mark: int) -> bool:
-        """Whether claims with this mark are in committed output."""
-        return self.state is RunState.COMMITTED and mark == self.prepared
-
-    def __str__(self) -> str:
-        holder = f" ({self.holder})" if self.holder and not self.state.is_final else ""
-        return f"run {self.run_id!r}, which is {self.state.name}{holder}"
-
-    def frees(self, mark: int) -> bool:
-        """Whether claims with this mark can never be in committed output."""
-        return self.state is RunState.ABORTED or (self.is_closed and mark != self.prepared)
-
-
 def names_in(text: str) -> tuple[str, str]:
     """The consumer and the run_id in the readable key of a run, as far as that tells them."""
     return unquote(consumer_in(text).rpartition(":")[0]), unquote(id_in(text))
@@ -127,10 +86,11 @@ class RunRef:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run as stored.
+    """A run as stored: how far it is, and which of its claims count.
 
     Attributes:
-        ref: its identity; of a row that was read, with the epoch of the newest attempt.
+        ref: its identity; of a row that was read, with the epoch of the newest attempt. Of one that was found by its
+            token, with the names as far as the readable key tells them.
         state: its state.
         fingerprint: of its input; None if `begin` was given none.
         output_ref: where its output is, as given to `commit`.
@@ -165,9 +125,27 @@ class RunRow:
         return (self.lease_until_us - self.now_us) / MICROSECONDS
 
     @property
-    def standing(self) -> Standing:
-        """How far the run is."""
-        return Standing(self.state, self.ref.epoch, self.prepared, self.ref.run_id, self.holder)
+    def is_closed(self) -> bool:
+        """Whether all claims are made."""
+        return self.state in (RunState.PREPARED, RunState.COMMITTED)
+
+    def admits(self, epoch: int) -> bool:
+        """Whether the attempt of this epoch may evaluate: the newest, and once PREPARED only the prepared one."""
+        if self.state is RunState.COMMITTED:
+            return epoch == self.prepared
+        return epoch == self.ref.epoch and (self.state is not RunState.PREPARED or epoch == self.prepared)
+
+    def counts(self, mark: int) -> bool:
+        """Whether claims with this mark are in committed output."""
+        return self.state is RunState.COMMITTED and mark == self.prepared
+
+    def frees(self, mark: int) -> bool:
+        """Whether claims with this mark can never be in committed output."""
+        return self.state is RunState.ABORTED or (self.is_closed and mark != self.prepared)
+
+    def __str__(self) -> str:
+        holder = f" ({self.holder})" if self.state in (RunState.OPEN, RunState.PREPARED) else ""
+        return f"run {self.ref.run_id!r}, which is {self.state.name}{holder}"
 
     @property
     def holder(self) -> str:
@@ -179,6 +157,11 @@ class RunRow:
                 f"the lease of driver {name} ended {-rest_s:.0f} s ago, at {until}, and nobody has renewed it"
             )
         return f"driver {name} has it until {until}, {rest_s:.1f} s from now, unless it renews its lease"
+
+    @classmethod
+    def unknown(cls, token: int) -> RunRow:
+        """In the place of a row that the store does not have."""
+        return cls(RunRef("", "", 0, token, 0), RunState.UNKNOWN, None, None, 0, 0, 0)
 
     @classmethod
     def stored(cls, names: tuple[str, str], columns: Sequence[Any]) -> RunRow:

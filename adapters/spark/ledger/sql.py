@@ -19,7 +19,6 @@ from idempotent.adapters.spark.ledger.runs import (
     RunRef,
     RunRow,
     RunState,
-    Standing,
     names_in,
     this_driver,
 )
@@ -88,9 +87,9 @@ class SqlRunStore(RunStore):
         rows = self._query(self._select("manifest", "WHERE token = ?"), (ref.token,))
         return RunRow.stored((ref.consumer, ref.run_id), rows[0]) if rows else None
 
-    def standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
+    def rows(self, tokens: Collection[int]) -> Mapping[int, RunRow]:
         rows = self._query(self._select_listed(f"WHERE token IN {places(len(tokens))}"), tuple(tokens))
-        return {row.ref.token: row.standing for row in map(_listed_row, rows)}
+        return {row.ref.token: row for row in map(_listed_row, rows)}
 
     def listed(self, states: Collection[RunState], consumer: str | None = None) -> Iterator[RunRow]:
         head = "" if consumer is None else f"{KeySpace(consumer, 'run').name}:"[:SHOWN]

@@ -14,7 +14,6 @@ from idempotent.adapters.spark.ledger.runs import (
     RunRef,
     RunRow,
     RunState,
-    Standing,
 )
 
 
@@ -44,8 +43,8 @@ class RunStore(ABC):
         """The row with this token."""
 
     @abstractmethod
-    def standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
-        """How far the runs are that the store knows."""
+    def rows(self, tokens: Collection[int]) -> Mapping[int, RunRow]:
+        """The runs of these tokens that the store knows, without manifests, with names as far as keys tell."""
 
     @abstractmethod
     def insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:

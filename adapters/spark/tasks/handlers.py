@@ -54,7 +54,7 @@ class Handlers:
         self._handler = handler
         self._ledger = ledger_for(handle.store)
         self._claims = HandlerClaims(self._ledger, handle.ref, handle.lease_s)
-        require_alive(handle.ref, self._ledger.standing(handle.ref.token), self._ledger.where, again=True)
+        require_alive(handle.ref, self._ledger.row(handle.ref.token), self._ledger.where, again=True)
 
     def run(self, hashes: Sequence[bytes], rows: Sequence[Any]) -> dict[bytes, bytes | None]:
         """The results of all keys: the handler's, or what an earlier attempt stored.
@@ -130,9 +130,9 @@ class Handlers:
         def others() -> str:
             if not tokens - {_LOCKED.token}:
                 return "an open transaction"
-            standings = self._ledger.standing_of(tokens - {_LOCKED.token, ref.token})
+            runs = self._ledger.rows(tokens - {_LOCKED.token, ref.token})
             ours = ["other tasks of this run, or tries that died"] if ref.token in tokens else []
-            names = ", ".join([*ours, *map(str, standings.values())])
+            names = ", ".join([*ours, *map(str, runs.values())])
             return f"{names}; a lease ends in {rest_s:.1f} s unless it is renewed"
 
         def reason() -> str:

@@ -145,7 +145,7 @@ def test_the_turn_of_a_dead_run_is_taken_when_its_lease_ends_and_that_run_is_fen
 def test_keys_of_a_run_that_the_ledger_does_not_know_are_an_error(begin, frame, claims, sqlite_store):
     commit(begin, "r1", frame(0, 100), claims)
     with open_ledger(sqlite_store) as ledger:
-        token = ledger.read("orders", "r1").ref.token
+        token = ledger.store.newest("orders", "r1").ref.token
     (Path(claims) / f"run={token}").rename(Path(claims) / "run=4711")
     with begin("r2") as run, pytest.raises(StoreReplacedError, match="run=4711"):
         new_of(run, frame(0, 100), claims)

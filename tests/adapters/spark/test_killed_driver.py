@@ -42,7 +42,7 @@ class Left:
 
     def row(self, consumer, day=0):
         with open_ledger(self.store) as ledger:
-            return ledger.read(consumer, f"{consumer}-{day}")
+            return ledger.store.newest(consumer, f"{consumer}-{day}")
 
     def published(self, consumer):
         """The rows if files and table agree; otherwise both."""

@@ -28,7 +28,7 @@ from idempotent.errors import (
 STEPS = {
     "newest",
     "find",
-    "standings",
+    "rows",
     "count_owned",
     "insert_run",
     "change_run",
@@ -149,13 +149,13 @@ class History:
 
     def disowned(self, run_id: str) -> bool:
         """Whether the run has claims that count, of keys that it did not publish, or the other way round."""
-        row = self.onlooker.read(self.consumer, run_id)
+        row = self.onlooker.store.newest(self.consumer, run_id)
         assert row is not None
         owners = self.onlooker.claim(row.ref, list(map(self.key_hash, range(KEYS))), insert=False)
         counted = {
             key
             for key, owner in enumerate(owners)
-            if owner is not None and owner.token == row.ref.token and row.standing.counts(owner.mark)
+            if owner is not None and owner.token == row.ref.token and row.counts(owner.mark)
         }
         return row.state is RunState.COMMITTED and counted != self.published[run_id, row.ref.generation]
 
@@ -289,5 +289,5 @@ class History:
 
     def may_die(self, actor: Actor) -> bool:
         """Whether the actor's run may stay unfinished: a PREPARED one may not."""
-        row = self.onlooker.read(self.consumer, actor.run_id)
+        row = self.onlooker.store.newest(self.consumer, actor.run_id)
         return row is None or row.state in (RunState.OPEN, RunState.ABORTED)

@@ -15,7 +15,6 @@ from idempotent.adapters.spark.ledger.runs import (
     RunRef,
     RunRow,
     RunState,
-    Standing,
     this_driver,
 )
 from idempotent.adapters.spark.ledger.store import RunStore
@@ -129,11 +128,11 @@ class MemoryRunStore(RunStore):
             run = self.memory.runs.get(ref.token)
             return None if run is None else replace(run.row, now_us=self._clock())
 
-    def standings(self, tokens: Collection[int]) -> Mapping[int, Standing]:
+    def rows(self, tokens: Collection[int]) -> Mapping[int, RunRow]:
         with self.memory.lock:
             runs = self.memory.runs
             now = self._clock()
-            return {token: replace(runs[token].row, now_us=now).standing for token in tokens if token in runs}
+            return {token: replace(runs[token].row, now_us=now) for token in tokens if token in runs}
 
     def count_owned(self, ref: RunRef) -> int:
         with self.memory.lock:

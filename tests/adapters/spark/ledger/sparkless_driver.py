@@ -81,7 +81,7 @@ def run_job(job: Job, together: Barrier | None = None) -> None:
                     raise  # another driver has the run
                 continue
             except RunConflictError:
-                row = ledger.read("orders", job.run_id)
+                row = ledger.store.newest("orders", job.run_id)
                 assert row is not None
                 with contextlib.suppress(RunFencedError):
                     ledger.abort(row.ref)
@@ -109,7 +109,7 @@ def _run(job: Job, ledger: RunLedger) -> None:
     if row.state is RunState.OPEN:
         _stage(job, ledger, ref)
     job.reach("prepared")
-    row = ledger.read("orders", job.run_id)
+    row = ledger.store.newest("orders", job.run_id)
     assert row is not None
     target = Path(job.output, f"{job.run_id}.json")
     staging = target.with_suffix(f".{os.getpid()}")

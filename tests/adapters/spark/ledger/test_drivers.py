@@ -64,7 +64,7 @@ def resumed(*processes: Forked) -> list[int]:
 def demand_each_once(place: Place, output: Path, run_id: str, keys: range = KEYS) -> None:
     assert published(output)[run_id] == list(keys)
     ledger = place.ledger()
-    row = ledger.read("orders", run_id)
+    row = ledger.store.newest("orders", run_id)
     assert row is not None
     assert row.state is RunState.COMMITTED
     other = ledger.begin("orders", f"after {run_id}", lease_s=60.0).ref

@@ -141,7 +141,9 @@ class TestForgetfulRedis:
             ledger.prepare(ref, rows=3000)
             ledger.commit(ref)
             ledger.commit(prepared.ref, accept_loss=True)
-            assert set(ledger.state_of([ref.token for ref in refs]).values()) == {RunState.COMMITTED}
+            assert {row.state for row in ledger.rows([ref.token for ref in refs]).values()} == {
+                RunState.COMMITTED
+            }
 
     def test_a_restarted_server_may_have_forgotten_claims(self, server):
         with self.ledger(server) as ledger:
@@ -151,7 +153,7 @@ class TestForgetfulRedis:
             with pytest.raises(StoreUnavailableError):
                 RunClaims(ledger, ref).decide(keys(1))
             server.start()
-            assert ledger.state_of([ref.token]) == {ref.token: RunState.OPEN}
+            assert ledger.row(ref.token).state is RunState.OPEN
             with pytest.raises(ClaimsExpiredError, match="restarted"):
                 ledger.prepare(ref)
             ledger.prepare(ledger.begin("orders", "r1", lease_s=LEASE_S, takeover=True).ref)
@@ -186,7 +188,7 @@ def test_a_store_that_is_down_is_an_error_and_is_used_again_when_it_is_back(serv
         private.kill()
         for call in (
             lambda: RunClaims(ledger, ref).decide(hashes),
-            lambda: ledger.state_of([ref.token]),
+            lambda: ledger.row(ref.token),
             lambda: ledger.prepare(ref),
             lambda: ledger.begin("orders", "r2", lease_s=LEASE_S),
             lambda: HandlerClaims(ledger, ref, LEASE_S).finish([(hashes[0], None)]),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunLedger, RunState
-from idempotent.adapters.spark.ledger.runs import RunChange, Standing
+from idempotent.adapters.spark.ledger.runs import RunChange, RunRow
 from tests.adapters.spark.ledger.interleaving import (
     DISOWNED,
     DONE,
@@ -74,10 +74,10 @@ def test_no_history_in_a_real_store_does_either(kind, seeds, request):
 class DropsWhatALiveRunHolds(RunClaims):
     """The obvious rule: a key that another run has is a duplicate."""
 
-    def _step(self, seen, found, standings, keys):
-        held = seen.token in standings and standings[seen.token].state in {RunState.OPEN, RunState.PREPARED}
+    def _step(self, seen, found, rows, keys):
+        held = seen.token in rows and rows[seen.token].state in {RunState.OPEN, RunState.PREPARED}
         if not held or seen.token == self._ref.token:
-            return super()._step(seen, found, standings, keys)
+            return super()._step(seen, found, rows, keys)
         return keys.decide(RowVerdict.DUPLICATE, found)
 
 
@@ -91,10 +91,12 @@ class WithoutPrepared(RunLedger):
         within = frozenset({RunState.OPEN, RunState.COMMITTED})
         self._change(ref, RunChange(within, to=RunState.COMMITTED, epoch=ref.epoch), done=frozenset())
 
-    def standing_of(self, tokens):
+    def rows(self, tokens):
         # What was not prepared counts by its epoch.
-        found = super().standing_of(tokens)
-        return {token: each._replace(prepared=each.prepared or each.epoch) for token, each in found.items()}
+        found = super().rows(tokens)
+        return {
+            token: replace(each, prepared=each.prepared or each.ref.epoch) for token, each in found.items()
+        }
 
 
 class TokenIsTheRunsAlone(RunLedger):
@@ -129,11 +131,15 @@ class AbortsUnfenced(RunLedger):
 class AllClaimsCount(RunLedger):
     """What an earlier attempt claimed counts too, although a later one, with less input, was published."""
 
-    def standing_of(self, tokens):
-        return {token: WithoutMarks(*standing) for token, standing in super().standing_of(tokens).items()}
+    def rows(self, tokens):
+        return {token: as_kind(WithoutMarks, row) for token, row in super().rows(tokens).items()}
 
 
-class WithoutMarks(Standing):
+def as_kind(kind, row):
+    return kind(**{each.name: getattr(row, each.name) for each in fields(row)})
+
+
+class WithoutMarks(RunRow):
     def counts(self, mark):
         return self.state is RunState.COMMITTED
 
@@ -148,15 +154,15 @@ class EvaluatesAgain(RunLedger):
         row = super().begin(consumer, run_id, **options)
         return replace(row, manifest=None, state=RunState.OPEN) if row.state is RunState.PREPARED else row
 
-    def standing_of(self, tokens):
-        return {token: AdmitsAll(*standing) for token, standing in super().standing_of(tokens).items()}
+    def rows(self, tokens):
+        return {token: as_kind(AdmitsAll, row) for token, row in super().rows(tokens).items()}
 
     def claim(self, ref, hashes, **options):
         owners = super().claim(ref, hashes, **options)
         return [o and (o._replace(mark=ref.epoch) if o.token == ref.token else o) for o in owners]
 
 
-class AdmitsAll(Standing):
+class AdmitsAll(RunRow):
     def admits(self, epoch):
         return True
 

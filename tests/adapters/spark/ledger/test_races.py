@@ -89,7 +89,7 @@ def test_of_prepare_and_abort_one_wins_and_all_threads_agree(place):
             return RunState.PREPARED if thread % 2 else RunState.ABORTED
 
         ends = set(at_once(end, 4))
-        state = place.ledger().state_of([ref.token])[ref.token]
+        state = place.ledger().row(ref.token).state
         assert ends == {state, "RunFencedError"}
 
 

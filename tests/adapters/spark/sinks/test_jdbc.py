@@ -53,7 +53,7 @@ class Database:
 
     def state(self, consumer, run_id=RUN_ID):
         with open_ledger(StoreConfig(**self.store)) as ledger:
-            return ledger.read(consumer, run_id).state
+            return ledger.store.newest(consumer, run_id).state
 
 
 @pytest.fixture(params=["postgres", "mysql"])

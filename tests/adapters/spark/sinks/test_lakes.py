@@ -55,7 +55,7 @@ class Lake:
 
     def state(self, consumer):
         with open_ledger(StoreConfig(**self.store)) as ledger:
-            return ledger.read(consumer, RUN_ID).state
+            return ledger.store.newest(consumer, RUN_ID).state
 
 
 @pytest.fixture(params=["delta", "iceberg"])

@@ -92,7 +92,7 @@ class AttemptsContract(LedgerContract):
         ):
             with pytest.raises(RunFencedError, match="taken over by another driver"):
                 step()
-        row = self.ledger.read("orders", "r1")
+        row = self.ledger.store.newest("orders", "r1")
         assert (row.state, row.ref.epoch, row.lapsed) == (RunState.OPEN, 2, False)
 
     @pytest.mark.parametrize("state", ["prepared", "committed"])
@@ -105,7 +105,7 @@ class AttemptsContract(LedgerContract):
         with pytest.raises(RunFencedError, match="taken over by another driver"):
             self.ledger.commit(zombie, "by the zombie")
         self.ledger.commit(later)
-        assert self.ledger.read("orders", "r1").output_ref == (
+        assert self.ledger.store.newest("orders", "r1").output_ref == (
             "by the later one" if state == "committed" else None
         )
 

@@ -51,7 +51,7 @@ class LedgerContract:
         return self.begin(run_id, lease_s, takeover=True, **options)
 
     def state(self, ref: RunRef) -> RunState:
-        return self.ledger.state_of([ref.token])[ref.token]
+        return self.ledger.row(ref.token).state
 
     def committed(self, run_id: str, hashes: list[bytes]) -> RunRef:
         ref = self.begin(run_id)

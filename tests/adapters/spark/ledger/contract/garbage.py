@@ -45,7 +45,7 @@ class GarbageContract(LedgerContract):
         assert self.ledger.collect() == Collected(claims=3, runs=1)
         assert not any(self.ledger.collect())
         assert self.state(ref) is RunState.UNKNOWN
-        assert self.ledger.read("orders", "r1") is None
+        assert self.ledger.store.newest("orders", "r1") is None
         assert self.claims(self.begin("two")).decide(hashes) == [RowVerdict.NEW] * 3
 
     def test_an_open_run_abandoned_for_its_retention_is_aborted(self):

@@ -34,13 +34,13 @@ class RunsContract(LedgerContract):
     @pytest.mark.parametrize("name", ["é😀 " * 200, "a\0b", "x" * 10_000, ""])
     def test_any_text_names_a_run(self, name):
         ref = self.ledger.begin(name, name, lease_s=LONG_S).ref
-        row = self.ledger.read(name, name)
+        row = self.ledger.store.newest(name, name)
         assert row is not None
         assert row.ref == ref == RunRef(name, name, 1, ref.token, 1)
         assert self.state(ref) is RunState.OPEN
 
     def test_a_run_never_begun_is_not_there(self):
-        assert self.ledger.read("orders", "r1") is None
+        assert self.ledger.store.newest("orders", "r1") is None
 
     @pytest.mark.parametrize("prepared", [False, True])
     def test_a_prepared_or_committed_run_is_resumed_as_it_is(self, prepared):
@@ -61,11 +61,11 @@ class RunsContract(LedgerContract):
         assert (second.ref.generation, second.ref.epoch, second.state) == (2, 1, RunState.OPEN)
         assert second.ref.token != first.token
         assert self.state(first) is RunState.ABORTED
-        assert self.ledger.read("orders", "r1").ref == second.ref
+        assert self.ledger.store.newest("orders", "r1").ref == second.ref
 
     def test_other_input_under_the_same_name_is_refused(self):
         self.begin(fingerprint=b"\0one")
-        assert self.ledger.read("orders", "r1").fingerprint == b"\0one"
+        assert self.ledger.store.newest("orders", "r1").fingerprint == b"\0one"
         self.again(fingerprint=b"\0one")
         self.again()
         with pytest.raises(RunInputChangedError, match="r1"):
@@ -96,7 +96,7 @@ class RunsContract(LedgerContract):
             assert self.state(ref) is RunState.COMMITTED
         self.ledger.prepare(ref)
         assert self.state(ref) is RunState.COMMITTED
-        assert self.ledger.read("orders", "r1").output_ref == "out"
+        assert self.ledger.store.newest("orders", "r1").output_ref == "out"
 
     def test_an_open_run_cannot_be_committed(self):
         ref = self.begin()
@@ -149,24 +149,21 @@ class RunsContract(LedgerContract):
         assert self.ledger.abort_lapsed(live.token) is False
         assert self.ledger.abort_lapsed(dead.token) is True
         assert self.ledger.abort_lapsed(dead.token) is False
-        assert self.ledger.state_of([live.token, dead.token]) == {
-            live.token: RunState.OPEN,
-            dead.token: RunState.ABORTED,
-        }
+        assert (self.state(live), self.state(dead)) == (RunState.OPEN, RunState.ABORTED)
 
     def test_a_renewed_or_resumed_run_has_not_lapsed(self):
         renewed, resumed = self.lapsed("one"), self.lapsed("two")
-        assert self.ledger.read("orders", "one").lapsed
+        assert self.ledger.store.newest("orders", "one").lapsed
         self.ledger.renew(renewed, LONG_S)
         self.begin("two")
-        assert not self.ledger.read("orders", "one").lapsed
+        assert not self.ledger.store.newest("orders", "one").lapsed
         assert not self.ledger.abort_lapsed(renewed.token)
         assert not self.ledger.abort_lapsed(resumed.token)
 
     def test_what_the_store_does_not_know_is_an_error_and_no_verdict(self):
         stranger = RunRef("orders", "r1", 1, 4711, 1)
-        assert self.ledger.state_of([4711]) == {4711: RunState.UNKNOWN}
-        assert self.ledger.state_of([]) == {}
+        assert self.state(stranger) is RunState.UNKNOWN
+        assert self.ledger.rows([]) == {}
         assert self.ledger.abort_lapsed(4711) is False
         for call in (
             self.ledger.prepare,
