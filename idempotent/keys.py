@@ -127,6 +127,15 @@ def id_in(text: str) -> str:
     return text.split(_SEPARATOR, 2)[-1]
 
 
+def hash_in(text: str) -> bytes | None:
+    """The hash at the end of a text that was cut, or of its id; None: it was not cut."""
+    digits = text.rpartition(_MARK)[2]
+    try:
+        return bytes.fromhex(digits) if len(digits) == 2 * HASH_BYTES else None
+    except ValueError:
+        return None
+
+
 def _encoded(part: str | bytes) -> bytes:
     # surrogatepass: an id with a lone surrogate is valid, and differs from every other id.
     return part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")

@@ -12,7 +12,7 @@ from redis import Redis
 from sqlalchemy import create_engine, text
 
 from idempotent.adapters.spark import abort_run
-from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunState
+from idempotent.adapters.spark.ledger import OnConflict, RowVerdict, RunClaims, RunState
 from idempotent.adapters.spark.ledger.aborting import abort_as_seen, end_lease_as_seen, existing
 from idempotent.adapters.spark.ledger.runs import this_driver
 from idempotent.cli.terminal.output import me
@@ -466,3 +466,30 @@ def test_whoever_has_seen_that_a_driver_was_killed_need_not_wait_for_its_lease(c
     assert published(output) == {"2026-11-28": [*range(300)]}
     line = cli("runs", "show", *run, "--json").line
     assert (line["state"], line["generation"]) == ("committed", 1 if way_out == "begin again" else 2)
+
+
+@pytest.mark.parametrize("consumer", ["orders", "Größe %", "c" * 300])
+def test_a_long_run_id_is_typed_as_the_list_and_the_errors_show_it(cli, place, ledger, consumer):
+    # The escaped character is where the name is cut.
+    long = "s3://bucket/" + "%" * 60 + "y" * 240
+    begun(ledger, long, consumer=consumer, keys=1, lives=True)
+    begun(ledger, long + "z", consumer=consumer)
+    lines = cli("runs", "list", "--json", *at(place)).lines
+    assert len({line["run_id"] for line in lines}) == 2
+    (run_id,) = {line["run_id"] for line in lines if not line["lapsed"]}
+    assert run_id != long
+    other = ledger.begin(consumer, "other", lease_s=LEASE_S).ref
+    with pytest.raises(RunConflictError) as raised:
+        RunClaims(ledger, other, on_conflict=OnConflict.FAIL).decide([key_hash(f"{consumer} {long} 0")])
+    _, *typed = shlex.split(str(raised.value).partition("Type: ")[2])
+    assert cli(*typed, "--json", *at(place)).line["claims"] == 1
+    shown = next(line["consumer"] for line in lines)
+    for name in {consumer, shown}:
+        assert cli("runs", "end-lease", run_id, "--consumer", name, "--yes", *at(place)).code == 0
+    # A hash alone is no name, and neither is that of another consumer's run.
+    for wrong in ((run_id[-40:], consumer), (f"~{run_id[-40:]}", consumer), (run_id, "bills")):
+        answer = cli("runs", "abort", wrong[0], "--consumer", wrong[1], "--yes", *at(place))
+        assert (answer.code, "has no run" in answer.err) == (1, True), wrong
+    assert cli("runs", "abort", run_id, "--consumer", consumer, "--yes", *at(place)).code == 0
+    assert ledger.store.newest(consumer, long).state is RunState.ABORTED
+    assert ledger.store.newest(consumer, long + "z").state is RunState.OPEN

@@ -12,9 +12,10 @@ from idempotent.adapters.spark.ledger.refusals import (
     no_such_run,
     wrong_state,
 )
-from idempotent.adapters.spark.ledger.runs import RunChange, RunRow, RunState, this_driver
+from idempotent.adapters.spark.ledger.runs import RunChange, RunRow, RunState, consumer_shown, this_driver
 from idempotent.adapters.spark.ledger.urls import open_ledger
 from idempotent.errors import RunConflictError, RunFencedError, StoreBusyError
+from idempotent.keys import hash_in
 from idempotent.logs import EventLog
 from idempotent.validation import flag
 
@@ -47,10 +48,18 @@ def abort_run(store: StoreConfig, *, consumer: str, run_id: str, unpublished: bo
 
 
 def existing(ledger: RunLedger, consumer: str, run_id: str) -> RunRow:
-    """The newest generation of a run. Raises UnknownRunError: the ledger has no run of this name."""
-    if (row := ledger.store.newest(consumer, run_id)) is None:
-        raise no_such_run(consumer, run_id, ledger.where)
-    return row
+    """The newest generation of a run. A long run_id may be as it is shown, cut and with a hash at its end.
+
+    Raises:
+        UnknownRunError: the ledger has no run of this name.
+    """
+    if (row := ledger.store.newest(consumer, run_id)) is not None:
+        return row
+    if (run_hash := hash_in(run_id)) and (row := ledger.store.newest(consumer, run_id, run_hash)) is not None:
+        found = ledger.row(row.ref.token).ref
+        if (found.consumer, found.run_id) == (consumer_shown(consumer), run_id):
+            return row
+    raise no_such_run(consumer, run_id, ledger.where)
 
 
 def abort_as_seen(ledger: RunLedger, row: RunRow, *, unpublished: bool, by: str) -> bool:

@@ -51,11 +51,12 @@ from idempotent.adapters.spark.ledger.runs import (
     RunRef,
     RunRow,
     RunState,
+    consumer_shown,
     names_in,
+    run_key,
     this_driver,
 )
 from idempotent.adapters.spark.ledger.store import RunStore
-from idempotent.keys import KeySpace
 from idempotent.stores.redis.client import open_client
 from idempotent.stores.redis.scripts import Lua, RedisStore
 
@@ -76,6 +77,7 @@ _RUN_INSERT, _RUN_CHANGE = _script("insert_run"), _script("change_run")
 _READ_RUNS: Final = _script("read_runs")
 # As `RunRow.stored` takes them, between the token and the store's clock.
 _FIELDS: Final = b"generation state epoch fingerprint output_ref lease began prepared driver".split()
+_ALL_FIELDS: Final = [*_FIELDS, b"manifest"]
 _CLAIM, _STEAL = _script("claim"), _script("steal")
 _HOLD, _TAKE_OVER, _FINISH = _script("hold"), _script("take_over"), _script("finish")
 _RENEW_PENDING, _GIVE_UP = _script("renew_pending"), _script("give_up")
@@ -107,11 +109,14 @@ class RedisRunStore(RunStore):
         # Longer than any claim, so that each claim's run is still known.
         self._keep_ms = self._retention_ms + self.retention.margin_us // 1000 + _SLACK_MS
 
-    def newest(self, consumer: str, run_id: str) -> RunRow | None:
-        return self._read((consumer, run_id), self._pointer(consumer, run_id), pointer_to=self._runs)
+    def newest(self, consumer: str, run_id: str, run_hash: bytes | None = None) -> RunRow | None:
+        pointer = self._pointer(run_hash or run_key(consumer, run_id).hash)
+        now_us, (token, *fields) = self._store.run(_READ_RUNS, [pointer], [self._runs, *_ALL_FIELDS])
+        return _run_row((consumer, run_id), token, fields, now_us)
 
     def find(self, ref: RunRef) -> RunRow | None:
-        return self._read((ref.consumer, ref.run_id), self._run(ref.token), token=ref.token)
+        now_us, (_, *fields) = self._store.run(_READ_RUNS, [self._run(ref.token)], [b"", *_ALL_FIELDS])
+        return _run_row((ref.consumer, ref.run_id), ref.token, fields, now_us)
 
     def rows(self, tokens: Collection[int]) -> Mapping[int, RunRow]:
         wanted = [b"", b"k", *_FIELDS]
@@ -128,11 +133,13 @@ class RedisRunStore(RunStore):
         return int(stored or 0)
 
     def insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
-        names = [self._pointer(ref.consumer, ref.run_id), self._run(ref.token)]
-        key = KeySpace(ref.consumer, "run").key(ref.run_id).text.encode()
+        key = run_key(ref.consumer, ref.run_id)
+        names = [self._pointer(key.hash), self._run(ref.token)]
         told = (ref.token, _text(newest), ref.generation, fingerprint or b"", lease_us)
         self._store.run(
-            _RUN_INSERT, names, (*told, self._memory(), self._keep_ms, key, this_driver().encode())
+            _RUN_INSERT,
+            names,
+            (*told, self._memory(), self._keep_ms, key.text.encode(), this_driver().encode()),
         )
 
     def change_run(self, token: int, change: RunChange) -> bool:
@@ -155,7 +162,7 @@ class RedisRunStore(RunStore):
         return bool(self._store.run(_RUN_CHANGE, [self._run(token)], arguments))
 
     def listed(self, states: Collection[RunState], consumer: str | None = None) -> Iterator[RunRow]:
-        wanted = None if consumer is None else names_in(KeySpace(consumer, "run").key("").text)[0]
+        wanted = None if consumer is None else consumer_shown(consumer)
         escaped = "".join(f"\\{each}" if each in "*?[]\\" else each for each in self._prefix)
         seen: set[int] = set()
         with self._store.edge():
@@ -169,15 +176,6 @@ class RedisRunStore(RunStore):
                 for row in self.rows(new).values():
                     if row.state in states and wanted in (None, row.ref.consumer):
                         yield row
-
-    def _read(
-        self, names: tuple[str, str], name: bytes, *, pointer_to: bytes = b"", token: int = 0
-    ) -> RunRow | None:
-        """The run that has this name, or to which the pointer of this name points; None if it is not stored."""
-        wanted = [pointer_to, *_FIELDS, b"manifest"]
-        now_us, (found, *fields, manifest) = self._store.run(_READ_RUNS, [name], wanted)
-        stored = fields[0] is not None
-        return RunRow.stored(names, [found or token, *fields, now_us, manifest]) if stored else None
 
     def lost(self, token: int) -> str | None:
         with self._store.edge():
@@ -267,9 +265,9 @@ class RedisRunStore(RunStore):
         """The name of a run."""
         return self._runs + str(token).encode()
 
-    def _pointer(self, consumer: str, run_id: str) -> bytes:
+    def _pointer(self, run_hash: bytes) -> bytes:
         """The name of the pointer to the newest generation."""
-        return f"{self._prefix}newest:{KeySpace(consumer, 'run').key(run_id).token}".encode()
+        return f"{self._prefix}newest:{run_hash.hex()}".encode()
 
     def _memory(self) -> bytes:
         """The server's run and the number of its evictions. If either changes, claims may be gone."""
@@ -277,6 +275,12 @@ class RedisRunStore(RunStore):
             server: Any = self._store.client.info("server")
             stats: Any = self._store.client.info("stats")
         return f"{server.get('run_id', '')}:{stats.get('evicted_keys', 0)}".encode()
+
+
+def _run_row(names: tuple[str, str], token: Any, fields: Sequence[Any], now_us: int) -> RunRow | None:
+    """A run as the ledger reads it; None if it is not stored."""
+    *head, manifest = fields
+    return None if head[0] is None else RunRow.stored(names, [token, *head, now_us, manifest])
 
 
 def _confirmed(hashes: Sequence[bytes], answers: Sequence[int]) -> set[bytes]:

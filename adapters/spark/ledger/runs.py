@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from idempotent.errors import ConfigurationError
-from idempotent.keys import consumer_in, id_in
+from idempotent.keys import Key, KeySpace, consumer_in, id_in
 from idempotent.schema import DRIVER_LENGTH
 
 MICROSECONDS: Final = 1_000_000
@@ -57,9 +57,19 @@ class RunState(IntEnum):
         return self in (RunState.COMMITTED, RunState.ABORTED)
 
 
+def run_key(consumer: str, run_id: str) -> Key:
+    """The key under which a store finds a run by its names."""
+    return KeySpace(consumer, "run").key(run_id)
+
+
 def names_in(text: str) -> tuple[str, str]:
     """The consumer and the run_id in the readable key of a run, as far as that tells them."""
     return unquote(consumer_in(text).rpartition(":")[0]), unquote(id_in(text))
+
+
+def consumer_shown(consumer: str) -> str:
+    """The name of a consumer in the readable keys of its runs."""
+    return names_in(run_key(consumer, "").text)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,14 @@ from idempotent.adapters.spark.ledger.runs import (
     RunRow,
     RunState,
     names_in,
+    run_key,
     this_driver,
 )
 from idempotent.adapters.spark.ledger.sql_claims import ClaimTable, places
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.errors import StoreReplacedError
 from idempotent.forks import free_in_child
-from idempotent.keys import SHOWN, Key, KeySpace
+from idempotent.keys import SHOWN, KeySpace
 from idempotent.schema import runs_name
 from idempotent.stores.sql.connections import Connections
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query, transaction
@@ -78,9 +79,10 @@ class SqlRunStore(RunStore):
 
     # Runs: one row for each generation
 
-    def newest(self, consumer: str, run_id: str) -> RunRow | None:
+    def newest(self, consumer: str, run_id: str, run_hash: bytes | None = None) -> RunRow | None:
         where = "WHERE run_hash = ? ORDER BY generation DESC LIMIT 1"
-        rows = self._query(self._select("manifest", where), (_key(consumer, run_id).hash,))
+        run_hash = run_hash or run_key(consumer, run_id).hash
+        rows = self._query(self._select("manifest", where), (run_hash,))
         return RunRow.stored((consumer, run_id), rows[0]) if rows else None
 
     def find(self, ref: RunRef) -> RunRow | None:
@@ -108,7 +110,7 @@ class SqlRunStore(RunStore):
 
     def insert_run(self, ref: RunRef, newest: int | None, fingerprint: bytes | None, lease_us: int) -> None:
         del newest  # the unique index on (run, generation) decides
-        now, key = self._dialect.now_us, _key(ref.consumer, ref.run_id)
+        now, key = self._dialect.now_us, run_key(ref.consumer, ref.run_id)
         statement = self._dialect.markers(
             f"INSERT INTO {self._runs}"
             " (token, run_hash, generation, k, state, epoch, fingerprint, retention, began_at, update_at, lease_until,"
@@ -348,10 +350,6 @@ class _WithinTransaction(SqlRunStore):
 
     def _run(self, work: Callable[..., T], *arguments: Any, **_: object) -> T:
         return work(self._connection, *arguments)
-
-
-def _key(consumer: str, run_id: str) -> Key:
-    return KeySpace(consumer, "run").key(run_id)
 
 
 def _listed_row(row: Row) -> RunRow:

@@ -35,8 +35,8 @@ class RunStore(ABC):
     # Runs
 
     @abstractmethod
-    def newest(self, consumer: str, run_id: str) -> RunRow | None:
-        """The row of the greatest generation of a run."""
+    def newest(self, consumer: str, run_id: str, run_hash: bytes | None = None) -> RunRow | None:
+        """The row of the greatest generation of a run, with these names: found by them, or by the hash of its key."""
 
     @abstractmethod
     def find(self, ref: RunRef) -> RunRow | None:

@@ -113,7 +113,8 @@ class MemoryRunStore(RunStore):
                 found.append(key_hash)
         return found
 
-    def newest(self, consumer: str, run_id: str) -> RunRow | None:
+    def newest(self, consumer: str, run_id: str, run_hash: bytes | None = None) -> RunRow | None:
+        assert run_hash is None, "only commands look for a run by its hash"
         with self.memory.lock:
             rows = [
                 run.row
