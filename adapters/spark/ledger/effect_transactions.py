@@ -9,15 +9,13 @@ from typing import Final, Self, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import sessionmaker
 
-from idempotent.adapters.spark.ledger.claims import Holder
-from idempotent.adapters.spark.ledger.sql_claims import ClaimTable
+from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
 from idempotent.checkers.sql.handler_transaction import HandlerTransaction, undone
 from idempotent.checkers.sql.sessions import Sessions
 from idempotent.errors import TransactionEscapedError
 from idempotent.stores.sql.connections import Connections
 from idempotent.stores.sql.cursor import DriverConnection
 from idempotent.stores.sql.detached import DetachedConnections
-from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.stores.sql.faults import Fault, as_store_error, fault_of
 
 T = TypeVar("T")
@@ -28,16 +26,12 @@ _SESSIONS: Final = Sessions(sessionmaker())
 class EffectTransaction(HandlerTransaction):
     """A handler's transaction with claims of its keys. Its block commits by `commit`, or not at all."""
 
-    def __init__(self, own: DetachedConnections, dialect: SqlDialect, claims: ClaimTable) -> None:
-        super().__init__(own, dialect, _SESSIONS, strict=False)
-        self._claims = claims
-
     @classmethod
     def begin(
         cls,
         connections: Connections,
         own: DetachedConnections,
-        claims: ClaimTable,
+        table: str,
         claim: Callable[[DriverConnection], T],
     ) -> tuple[T, Self]:
         """Begin a transaction and claim in it: again, at most twice, after a deadlock or on a dead connection.
@@ -48,7 +42,7 @@ class EffectTransaction(HandlerTransaction):
         for remaining in _TRIES_LEFT:
             transaction: Self | None = None
             try:
-                transaction = cls(own, connections.dialect, claims)
+                transaction = cls(own, connections.dialect, _SESSIONS, strict=False)
                 answer = claim(transaction.driver)
                 # From an answer with rows, such as of RETURNING, PyMySQL does not learn that a transaction is open.
                 transaction.guard(keyed=transaction.is_open)
@@ -62,11 +56,11 @@ class EffectTransaction(HandlerTransaction):
                 if fault is Fault.DISCONNECTED:
                     own.close()
                 if not remaining or fault not in (Fault.ABORTED, Fault.DISCONNECTED):
-                    raise as_store_error(error, engine, claims.name) from error
+                    raise as_store_error(error, engine, table) from error
         raise AssertionError("unreachable")
 
-    def demand_claims(self, holder: Holder, hashes: Sequence[bytes]) -> None:
-        """Check that a holder's claims of these keys are still in this transaction.
+    def demand_claims(self, claims: HandlerClaims, hashes: Sequence[bytes]) -> None:
+        """Check that these claims, which were made in this transaction, are still in it.
 
         Raises as `demand_open`: the database has undone the transaction, or the handler ended it.
         """
@@ -74,7 +68,7 @@ class EffectTransaction(HandlerTransaction):
         self.demand_open()
         # After an error that the handler has ignored, the database may have begun another transaction, without claims.
         as_done = [(each, None) for each in hashes]
-        if self.doubt and self._claims.finish(self.driver, holder, as_done) != set(hashes):
+        if self.doubt and claims.finish(as_done) != set(hashes):
             if self.undone_by is not None:
                 raise undone(self.undone_by)
             raise TransactionEscapedError(

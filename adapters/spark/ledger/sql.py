@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from copy import copy
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Self, TypeVar
 
 from sqlalchemy import Engine
 
-from idempotent.adapters.spark.ledger.claims import MAX_ROWS, ClaimState, Holder, Owner, PendingRow
+from idempotent.adapters.spark.ledger.claims import MAX_ROWS, ClaimState
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.effect_transactions import EffectTransaction
 from idempotent.adapters.spark.ledger.runs import (
@@ -23,16 +23,14 @@ from idempotent.adapters.spark.ledger.runs import (
     run_key,
     this_driver,
 )
-from idempotent.adapters.spark.ledger.sql_claims import ClaimTable, places
+from idempotent.adapters.spark.ledger.sql_claims import SqlClaims, places
 from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.errors import StoreReplacedError
 from idempotent.forks import free_in_child
 from idempotent.keys import SHOWN, KeySpace
-from idempotent.schema import runs_name
 from idempotent.stores.sql.connections import Connections
 from idempotent.stores.sql.cursor import DriverConnection, Row, execute, query, transaction
 from idempotent.stores.sql.detached import DetachedConnections
-from idempotent.stores.sql.dialects import SqlDialect
 from idempotent.stores.sql.engines import engine_from
 
 T = TypeVar("T")
@@ -42,7 +40,7 @@ _COLUMNS: Final = (
 )
 
 
-class SqlRunStore(RunStore):
+class SqlRunStore(SqlClaims):
     """Each call one statement in autocommit, or two where the first does not return enough; PREPARE is a transaction.
 
     Args:
@@ -64,18 +62,7 @@ class SqlRunStore(RunStore):
         self._brief = Connections(self._engine, self._table)
         self._handlers = DetachedConnections(self._engine, autocommit=False)
         self._lock = free_in_child(Lock())
-
-    @cached_property
-    def _dialect(self) -> SqlDialect:
-        return self._connections.dialect
-
-    @cached_property
-    def _runs(self) -> str:
-        return self._dialect.quoted(runs_name(self._table))
-
-    @cached_property
-    def _claims(self) -> ClaimTable:
-        return ClaimTable(self._dialect, self._table, self._open_run)
+        self._transaction: DriverConnection | None = None
 
     # Runs: one row for each generation
 
@@ -135,7 +122,7 @@ class SqlRunStore(RunStore):
             # that waited would count by an older snapshot.
             lock = f"SELECT token FROM {self._runs} WHERE token = ?{'' if db.is_sqlite else ' FOR UPDATE'}"
             query(db, self._dialect.markers(lock), (token,))
-            return self._claims.marked(db, token, epoch) == owned and self._change(db, token, change)
+            return self._marked(db, token, epoch) == owned and self._change(db, token, change)
 
         return self._run(counted, atomically=True)
 
@@ -185,44 +172,19 @@ class SqlRunStore(RunStore):
         statement = f"UPDATE {self._runs} SET {', '.join(sets)} WHERE {' AND '.join(conditions)}"
         return execute(db, self._dialect.markers(statement), (*values, *wanted)) == 1
 
-    # Claims
-
-    def count_owned(self, ref: RunRef) -> int:
-        return self._run(self._claims.marked, ref.token, ref.epoch)
-
-    def insert_owned(
-        self, owner: Owner, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None
-    ) -> list[Owner | None]:
-        return self._run(self._claims.insert_owned, owner, hashes, fingerprints)
-
-    def read_owned(self, hashes: Sequence[bytes]) -> list[Owner | None]:
-        return self._run(self._claims.read_owned, hashes)
-
-    def steal(self, owner: Owner, seen: Owner, keys: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
-        return self._run(self._claims.steal, owner, seen, keys)
-
-    def insert_pending(self, holder: Holder, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
-        return self._run(self._claims.insert_pending, holder, hashes)
-
-    def take_over(self, holder: Holder, seen: Sequence[PendingRow]) -> set[bytes]:
-        return self._run(self._claims.take_over, holder, seen)
-
-    def finish(self, holder: Holder, results: Sequence[tuple[bytes, bytes | None]]) -> set[bytes]:
-        return self._run(self._claims.finish, holder, results)
-
-    def renew_pending(self, holder: Holder, hashes: Sequence[bytes]) -> set[bytes]:
-        return self._run(self._claims.renew, holder, hashes)
-
-    def give_up(self, holder: Holder, hashes: Sequence[bytes]) -> None:
-        # A claim that is DONE may be another transaction's by now.
-        lock_s = 1 if holder.state is ClaimState.DONE else None
-        self._run(self._claims.give_up, holder, hashes, lock_s=lock_s)
+    # Transactions of handlers
 
     def transaction(self, claim: Callable[[RunStore], T]) -> tuple[T, EffectTransaction]:
         """Begin a transaction, and claim in it: `claim` gets this store within it, and may be called again."""
         return EffectTransaction.begin(
-            self._current(), self._handlers, self._claims, lambda db: claim(_WithinTransaction(self, db))
+            self._current(), self._handlers, self._claims, lambda db: claim(self._within(db))
         )
+
+    def _within(self, db: DriverConnection) -> Self:
+        """This store on the connection of one transaction. Nothing is tried again in it."""
+        store = copy(self)
+        store._transaction = db  # noqa: SLF001 - of its own copy
+        return store
 
     # Upkeep: rows are found without locks, and deleted by primary key
 
@@ -236,7 +198,7 @@ class SqlRunStore(RunStore):
         return [int(token) for (token,) in rows]
 
     def collect(self, limit: int) -> Collected:
-        claims, expired = self._claims.name, f"r.expires_at < {self._dialect.now_us}"
+        claims, expired = self._claims, f"r.expires_at < {self._dialect.now_us}"
         not_done = f"state <> {ClaimState.DONE:d}"
         # Run by run: claims that count are never read.
         ended = (
@@ -291,6 +253,8 @@ class SqlRunStore(RunStore):
             atomically: in a transaction.
             lock_s: seconds to wait for a lock; None: as the database does.
         """
+        if self._transaction is not None:
+            return work(self._transaction, *arguments)
         connections = self._current()
         if lock_s is None:
             run = connections.run_atomically if atomically else connections.run
@@ -329,27 +293,6 @@ class SqlRunStore(RunStore):
     def _select_listed(self, where: str) -> str:
         """A query for runs of unknown names, without their manifests, as `_listed_row` takes them."""
         return self._select(f"NULL, {self._dialect.in_utf8('k')}", where)
-
-    @property
-    def _open_run(self) -> str:
-        """A condition with two parameters, token and epoch: this run is OPEN and this attempt its newest.
-
-        Both stay so while the statement runs. On PostgreSQL the lock does not block the renewal of a lease, so a change
-        of state or epoch takes a stronger one.
-        """
-        lock = " FOR KEY SHARE" if self._dialect.name == "postgresql" else self._dialect.locking_read
-        return f"EXISTS (SELECT 1 FROM {self._runs} WHERE token = ? AND epoch = ? AND state = {RunState.OPEN:d}{lock})"
-
-
-class _WithinTransaction(SqlRunStore):
-    """The store on the connection of one transaction. Nothing is tried again in it."""
-
-    def __init__(self, store: SqlRunStore, connection: DriverConnection) -> None:
-        vars(self).update(vars(store))  # its names and statements
-        self._connection = connection
-
-    def _run(self, work: Callable[..., T], *arguments: Any, **_: object) -> T:
-        return work(self._connection, *arguments)
 
 
 def _listed_row(row: Row) -> RunRow:

@@ -172,7 +172,7 @@ class TransactionalHandlers(Handlers):
             if mine:
                 try:
                     self._handler([rows[each] for each in mine], transaction.connection)
-                    transaction.demand_claims(claims.holder, mine)
+                    transaction.demand_claims(claims, mine)
                 except BaseException:
                     transaction.close(reuse=False)
                     # A handler may have committed them in a way that is not seen: a retry would find its keys done.
