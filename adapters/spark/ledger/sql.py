@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Self, TypeVar
-
-from sqlalchemy import Engine
 
 from idempotent.adapters.spark.ledger.claims import MAX_ROWS, ClaimState
 from idempotent.adapters.spark.ledger.config import StoreConfig
@@ -56,7 +55,7 @@ class SqlRunStore(SqlClaims):
         super().__init__(config.where, retention_s=config.retention_s)
         self._engine = engine_from(config.url)
         self._table = config.table
-        self._file = _SqliteFile.of(self._engine)
+        self._file: tuple[int, int] | None = None
         self._connections = Connections(self._engine, self._table)
         # For what must not wait long for the transaction of a handler, whose process may be paused.
         self._brief = Connections(self._engine, self._table)
@@ -230,9 +229,7 @@ class SqlRunStore(SqlClaims):
         return Collected(deleted, self._execute(delete, tokens) if tokens else 0)
 
     def close(self) -> None:
-        self._connections.close()
-        self._brief.close()
-        self._engine.dispose()
+        self._engine.dispose()  # and with it all connections
 
     # How
 
@@ -279,13 +276,32 @@ class SqlRunStore(SqlClaims):
 
     def _current(self) -> Connections:
         with self._lock:
-            if self._file is not None and self._file.was_replaced():
+            before, self._file = self._file, self._file_now()
+            if before not in (None, self._file):
                 # A new object: connections in use return to the old one, which is never used again.
                 self._connections.close()
                 self._connections = Connections(self._engine, self._table)
                 self._brief.close()
                 self._handlers.close()
             return self._connections
+
+    def _file_now(self) -> tuple[int, int] | None:
+        """Which file an SQLite ledger has. A connection keeps the one that it opened, and what it writes may be lost.
+
+        Raises:
+            StoreReplacedError: it had one, and has none any more.
+        """
+        path = self._engine.url.database
+        if self._engine.dialect.name != "sqlite" or not path:
+            return None
+        with suppress(FileNotFoundError):
+            stat = Path(path).stat()
+            return stat.st_dev, stat.st_ino
+        if self._file is None:
+            return None
+        raise StoreReplacedError(
+            f"the ledger's file {path} is gone: restore it, or begin new runs in another ledger"
+        )
 
     def _select(self, last: str, where: str) -> str:
         return f"SELECT {_COLUMNS}, {self._dialect.now_us}, {last} FROM {self._runs} {where}"
@@ -298,41 +314,3 @@ class SqlRunStore(SqlClaims):
 def _listed_row(row: Row) -> RunRow:
     """A row that has its key in the place of the names."""
     return RunRow.stored(names_in(bytes(row[-1]).decode()), row[:-1])
-
-
-class _SqliteFile:
-    """A connection keeps the file that it opened: what it writes is lost once that file is deleted or replaced.
-
-    Args:
-        path: of the ledger's file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, int] | None = None
-
-    @classmethod
-    def of(cls, engine: Engine) -> Self | None:
-        """The file of an SQLite engine; None for another database, or a URI filename."""
-        name = engine.url.database
-        if engine.dialect.name != "sqlite" or not name or name.startswith("file:"):
-            return None
-        return cls(Path(name).absolute())
-
-    def was_replaced(self) -> bool:
-        """Whether the path has another file than at the last call.
-
-        Raises:
-            StoreReplacedError: the file was there at the last call, and is gone.
-        """
-        try:
-            stat = self._path.stat()
-        except FileNotFoundError:
-            if self._seen is None:
-                return False
-            raise StoreReplacedError(
-                f"the ledger's file {self._path} is gone: restore it, or begin new runs in another ledger"
-            ) from None
-        now = (stat.st_dev, stat.st_ino)
-        before, self._seen = self._seen, now
-        return before not in (None, now)
