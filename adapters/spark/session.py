@@ -32,7 +32,8 @@ def new_counters(token: int) -> Counters | None:
     if context is None:
         return None
     if context not in _accumulators:
-        _accumulators[context] = context.accumulator({}, Sums())
+        sums = Sums()
+        _accumulators[context] = context.accumulator(sums.zero(None), sums)
     return Counters(_accumulators[context], token)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.run_claims import OnConflict, RowVerdict
@@ -18,21 +19,19 @@ BATCH_PROPERTY: Final = "streaming.sql.batchId"
 """Spark's local property with the number of a micro-batch, in its driver's thread and in its tasks."""
 
 T = TypeVar("T")
+Numbers: TypeAlias = Counter[tuple[int, str]]
 
 
 class Sums:
     """How Spark adds up an accumulator: numbers by run and verdict. In the place of an AccumulatorParam."""
 
-    def zero(self, _value: object) -> dict[tuple[int, str], int]:
+    def zero(self, _value: object) -> Numbers:
         """Nothing counted."""
-        return {}
+        return Counter()
 
-    def addInPlace(  # noqa: N802 - Spark's name
-        self, one: dict[tuple[int, str], int], other: Mapping[tuple[int, str], int]
-    ) -> dict[tuple[int, str], int]:
+    def addInPlace(self, one: Numbers, other: Numbers) -> Numbers:  # noqa: N802 - Spark's name
         """The sums, in `one`."""
-        for name, count in other.items():
-            one[name] = one.get(name, 0) + count
+        one.update(other)
         return one
 
 
@@ -50,7 +49,7 @@ class Counters:
 
     def add(self, verdicts: Mapping[RowVerdict, int]) -> None:
         """Count rows, on an executor."""
-        self._accumulator.add({self._names[verdict]: count for verdict, count in verdicts.items()})
+        self._accumulator.add(Counter({self._names[verdict]: count for verdict, count in verdicts.items()}))
 
     @property
     def values(self) -> dict[str, int]:
