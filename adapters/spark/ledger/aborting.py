@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from idempotent.adapters.spark.ledger.config import StoreConfig
-from idempotent.adapters.spark.ledger.ledger import ENDED_US, RunLedger
+from idempotent.adapters.spark.ledger.ledger import ENDED_US, LOCK_S, RunLedger
 from idempotent.adapters.spark.ledger.refusals import (
     another_driver,
     held_by_transaction,
@@ -118,7 +118,7 @@ def _change(ledger: RunLedger, row: RunRow, to: RunState | None = None, **option
         RunConflictError: a transaction of one of its handlers has not ended.
         StoreBusyError: it has changed.
     """
-    change = RunChange(frozenset({row.state}), to, epoch=row.ref.epoch, **options)
+    change = RunChange(frozenset({row.state}), to, epoch=row.ref.epoch, lock_s=LOCK_S, **options)
     try:
         changed = ledger.store.change_run(row.ref.token, change)
     except StoreBusyError as busy:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import repeat
 from typing import Final, Self
 
-from idempotent.adapters.spark.ledger.claims import MAX_ROWS, Owner, check, in_parts
+from idempotent.adapters.spark.ledger.claims import Owner, check, in_parts
 from idempotent.adapters.spark.ledger.refusals import (
     another_driver,
     expired,
@@ -42,6 +42,10 @@ _TICK_S: Final = 0.001
 _UNFINISHED: Final = frozenset({RunState.OPEN, RunState.PREPARED})
 ENDED_US: Final = -1
 """For how long a lease lives that ends now."""
+LOCK_S: Final = 1
+"""How long those wait for a run's row who are not its driver: the process whose transaction has it may be paused."""
+# A driver that takes over keeps its place in the queue for longer, or handlers that live would always be before it.
+_RESUME_LOCK_S: Final = 10
 
 
 class RunLedger:
@@ -66,6 +70,10 @@ class RunLedger:
         self.store: Final = store
         self._sleep = sleep
         self._monotonic = monotonic
+
+    def patience(self, wait_s: float) -> Patience:
+        """For the waits of one call."""
+        return Patience(wait_s, sleep=self._sleep, monotonic=self._monotonic)
 
     @property
     def where(self) -> str:
@@ -112,25 +120,24 @@ class RunLedger:
             raise ConfigurationError(
                 f"a fingerprint has 1 to {_MAX_FINGERPRINT} bytes, not {len(fingerprint)}"
             )
-        rounds, patience = 0, Patience(wait_s, sleep=self._sleep, monotonic=self._monotonic)
+        rounds, patience = 0, self.patience(wait_s)
         while rounds < _ROUNDS:
             newest = self.store.newest(consumer, run_id)
             if newest is not None:
                 require_same_input(newest, fingerprint)
-            try:
-                if newest is None or newest.state is RunState.ABORTED:
-                    row = self._begin_next(next_ref(consumer, run_id, newest), newest, fingerprint, lease_us)
-                elif newest.state is RunState.COMMITTED:
-                    row = newest.at(newest.prepared)
-                else:
-                    row = self._resume(newest, fingerprint, lease_us, takeover=takeover)
-            except RunConflictError as refusal:
-                assert newest is not None  # a new run has no driver
-                # Not past the end of the lease. One that has ended already is held by a transaction.
-                at_most_s = _POLL_S if newest.lapsed else min(newest.lease_rest_s + _TICK_S, _POLL_S)
-                if not patience.wait(newest.ref, partial(str, refusal), at_most_s):
-                    raise
-                continue
+            if newest is None or newest.state is RunState.ABORTED:
+                row = self._begin_next(next_ref(consumer, run_id, newest), newest, fingerprint, lease_us)
+            elif newest.state is RunState.COMMITTED:
+                row = newest.at(newest.prepared)
+            else:
+                found = self._resume(newest, fingerprint, lease_us, takeover=takeover)
+                if isinstance(found, RunConflictError):
+                    # Not past the end of the lease. If that has come, a transaction has the row.
+                    at_most_s = _POLL_S if newest.lapsed else min(newest.lease_rest_s + _TICK_S, _POLL_S)
+                    if not patience.wait(newest.ref, partial(str, found), at_most_s):
+                        raise found
+                    continue
+                row = found
             if row is not None:
                 patience.over(row.ref)
                 _say_begun(row, newest)
@@ -164,7 +171,9 @@ class RunLedger:
 
     def end_lease(self, ref: RunRef) -> None:
         """Let the lease end now, if this attempt has it: the next driver need not wait."""
-        self.store.change_run(ref.token, RunChange(_UNFINISHED, lease_us=ENDED_US, epoch=ref.epoch))
+        self.store.change_run(
+            ref.token, RunChange(_UNFINISHED, lease_us=ENDED_US, epoch=ref.epoch, lock_s=LOCK_S)
+        )
 
     def prepare(
         self, ref: RunRef, *, rows: int | None = None, manifest: bytes | None = None, elsewhere: int = 0
@@ -237,7 +246,8 @@ class RunLedger:
 
     def abort_lapsed(self, token: int) -> bool:
         """OPEN -> ABORTED iff its lease has ended by the store's clock, and no transaction of its handlers is open."""
-        change = RunChange(within=frozenset({RunState.OPEN}), to=RunState.ABORTED, only_lapsed=True)
+        within = frozenset({RunState.OPEN})
+        change = RunChange(within, to=RunState.ABORTED, only_lapsed=True, lock_s=LOCK_S)
         try:
             return self.store.change_run(token, change)
         except StoreBusyError:
@@ -280,11 +290,10 @@ class RunLedger:
         """
         check(hashes, fingerprints)
         owners: list[Owner | None] = []
-        for start in range(0, len(hashes), MAX_ROWS):
-            part = hashes[start : start + MAX_ROWS]
-            marks = None if fingerprints is None else fingerprints[start : start + MAX_ROWS]
+        given = repeat(None) if fingerprints is None else in_parts(fingerprints)
+        for part, payloads in zip(in_parts(hashes), given, strict=False):
             if insert:
-                owners += self.store.insert_owned(Owner(ref.token, ref.epoch, frame), part, marks)
+                owners += self.store.insert_owned(Owner(ref.token, ref.epoch, frame), part, payloads)
             else:
                 owners += self.store.read_owned(part)
         return owners
@@ -359,9 +368,10 @@ class RunLedger:
 
     def _resume(
         self, row: RunRow, fingerprint: bytes | None, lease_us: int, *, takeover: bool
-    ) -> RunRow | None:
+    ) -> RunRow | RunConflictError | None:
+        """The row of the next attempt, or why that has to wait; None: others have changed the run meanwhile."""
         if not row.lapsed and not takeover:
-            raise another_driver(row)
+            return another_driver(row)
         change = RunChange(
             _UNFINISHED,
             lease_us=lease_us,
@@ -369,11 +379,12 @@ class RunLedger:
             resumes=True,
             only_lapsed=not takeover,
             fingerprint=fingerprint,
+            lock_s=_RESUME_LOCK_S,
         )
         try:
             resumed = self.store.change_run(row.ref.token, change)
         except StoreBusyError as busy:
-            raise held_by_transaction(row, busy) from busy
+            return held_by_transaction(row, busy)
         return self._as_begun(row.at(row.ref.epoch + 1).ref) if resumed else None
 
     def _as_begun(self, ref: RunRef) -> RunRow | None:

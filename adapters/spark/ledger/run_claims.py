@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeAlias
@@ -67,8 +66,6 @@ class RunClaims:
         timeout_s: longest wait with WAIT for another run, in seconds, of all tasks of this attempt and all their tries
             together: two runs may wait for each other.
         poll_s: seconds between two reads of the other runs' states.
-        sleep: waits for a number of seconds; replaced in tests.
-        monotonic: a clock in seconds; replaced in tests.
     """
 
     def __init__(
@@ -80,8 +77,6 @@ class RunClaims:
         on_conflict: OnConflict = OnConflict.WAIT,
         timeout_s: float = 600.0,
         poll_s: float = 0.5,
-        sleep: Callable[[float], object] = time.sleep,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Send nothing to the store yet."""
         self._ledger = ledger
@@ -90,17 +85,11 @@ class RunClaims:
         self._on_conflict = on_conflict
         self._timeout_s = timeout_s
         self._poll_s = poll_s
-        self._sleep = sleep
-        self._monotonic = monotonic
         self._ended: dict[int, RunRow] = {}
         self._closed = False
 
-    def decide(
-        self, hashes: Sequence[bytes], fingerprints: Sequence[bytes | None] | None = None
-    ) -> list[RowVerdict]:
-        """The verdicts of these keys, aligned. As `decide_each`, but faster for each key without fingerprints."""
-        if fingerprints is not None:
-            return [decision.verdict for decision in self.decide_each(hashes, fingerprints)]
+    def decide(self, hashes: Sequence[bytes]) -> list[RowVerdict]:
+        """The verdicts of these keys, aligned. As `decide_each` without fingerprints, but faster for each key."""
         owners = self._claim(hashes, {})
         known: dict[Owner | None, RowVerdict] = {}
         # Once for each owner: of most calls all keys have the same.
@@ -132,24 +121,24 @@ class RunClaims:
             ConfigurationError: mode replay or effect has claimed a key.
             StoreError: the store failed, or did not answer.
         """
-        marks = dict(zip(hashes, fingerprints, strict=True)) if fingerprints else {}
-        return self._decide(hashes, marks, self._claim(hashes, marks))
+        payloads = dict(zip(hashes, fingerprints, strict=True)) if fingerprints else {}
+        return self._decide(hashes, payloads, self._claim(hashes, payloads))
 
-    def _claim(self, hashes: Sequence[bytes], marks: _Marks) -> list[Owner | None]:
+    def _claim(self, hashes: Sequence[bytes], payloads: _Payloads) -> list[Owner | None]:
         """The owners of these keys, once this run has claimed those without one, if it still may."""
-        fingerprints = [marks[key_hash] for key_hash in hashes] if marks else None
+        fingerprints = [payloads[key_hash] for key_hash in hashes] if payloads else None
         return self._ledger.claim(
             self._ref, hashes, insert=not self._closed, frame=self._frame, fingerprints=fingerprints
         )
 
     def _decide(
-        self, hashes: Sequence[bytes], marks: _Marks, owners: Sequence[Owner | None]
+        self, hashes: Sequence[bytes], payloads: _Payloads, owners: Sequence[Owner | None]
     ) -> list[KeyDecision]:
         """Decide about all keys, which had these owners, with as many rounds and waits as that takes."""
-        keys = _Keys(marks)
+        keys = _Keys(payloads)
         questions = self._questions(hashes, owners, keys)
         suspects: set[int] = set()
-        patience = Patience(self._timeout_s, sleep=self._sleep, monotonic=self._monotonic)
+        patience = self._ledger.patience(self._timeout_s)
         while questions:
             was_closed = self._closed
             rows = self._look(questions)
@@ -166,15 +155,15 @@ class RunClaims:
                 if set(steps.values()) - {_Step.DECIDED} == {_Step.WAIT}:
                     self._wait(patience, rows)
             pending = [key_hash for key_hash in hashes if key_hash not in keys.decided]
-            questions = self._questions(pending, self._claim(pending, marks), keys)
+            questions = self._questions(pending, self._claim(pending, payloads), keys)
         patience.over(self._ref)
         return [keys.decided[key_hash] for key_hash in hashes]
 
     def _questions(
         self, hashes: Sequence[bytes], owners: Sequence[Owner | None], keys: _Keys
-    ) -> dict[Owner, _Marks]:
+    ) -> dict[Owner, _Payloads]:
         """Decide about keys whose verdict is known at once. The others, by their owner's token and mark alone."""
-        questions: dict[Owner, _Marks] = {}
+        questions: dict[Owner, _Payloads] = {}
         for key_hash, owner in zip(hashes, owners, strict=True):
             found = {key_hash: None if owner is None else owner.fingerprint}
             verdict = self._known_verdict(owner)
@@ -207,7 +196,7 @@ class RunClaims:
         self._closed |= rows[mine].is_closed
         return rows
 
-    def _step(self, seen: Owner, found: _Marks, rows: Mapping[int, RunRow], keys: _Keys) -> _Step:
+    def _step(self, seen: Owner, found: _Payloads, rows: Mapping[int, RunRow], keys: _Keys) -> _Step:
         """Take the next step for the keys of one owner, by its token and mark."""
         owner = rows.get(seen.token) or RunRow.unknown(seen.token)
         if owner.counts(seen.mark):
@@ -232,9 +221,9 @@ class RunClaims:
             )
         return _Step.WAIT if self._on_conflict is OnConflict.WAIT else keys.decide(RowVerdict.CONFLICT, found)
 
-    def _steal(self, seen: Owner, found: _Marks, keys: _Keys) -> _Step:
+    def _steal(self, seen: Owner, found: _Payloads, keys: _Keys) -> _Step:
         hashes = list(found)
-        fingerprints = [keys.marks[key_hash] for key_hash in hashes] if keys.marks else None
+        fingerprints = [keys.payloads[key_hash] for key_hash in hashes] if keys.payloads else None
         stolen = self._ledger.steal(self._ref, seen, hashes, frame=self._frame, fingerprints=fingerprints)
         keys.decide(RowVerdict.NEW, dict.fromkeys(stolen))
         return _Step.DECIDED if len(stolen) == len(hashes) else _Step.AGAIN
@@ -265,22 +254,21 @@ class _Step(Enum):
     LOST = "lost"
 
 
-_Marks: TypeAlias = dict[bytes, bytes | None]
+_Payloads: TypeAlias = dict[bytes, bytes | None]
 """Keys, by their hashes, and the fingerprints of their payloads."""
 
 
 class _Keys:
     """The keys of one call, with the payloads that this run has, and what is decided about them."""
 
-    def __init__(self, marks: _Marks) -> None:
-        self.marks = marks
+    def __init__(self, payloads: _Payloads) -> None:
+        self.payloads = payloads
         self.decided: dict[bytes, KeyDecision] = {}
 
-    def decide(self, verdict: RowVerdict, found: _Marks) -> _Step:
+    def decide(self, verdict: RowVerdict, found: _Payloads) -> _Step:
         """Decide about keys that were claimed with the payloads found."""
-        for key_hash, mark in found.items():
-            mine = self.marks.get(key_hash)
-            self.decided[key_hash] = KeyDecision(
-                verdict, other_payload=None not in (mine, mark) and mine != mark
-            )
+        for key_hash, payload in found.items():
+            mine = self.payloads.get(key_hash)
+            differs = None not in (mine, payload) and mine != payload
+            self.decided[key_hash] = KeyDecision(verdict, other_payload=differs)
         return _Step.DECIDED

@@ -218,6 +218,7 @@ class RunChange:
         fingerprint: stored if the row has none.
         manifest: stored unless None.
         output_ref: stored unless None.
+        lock_s: seconds to wait for a transaction that has the row; None: as the database does.
     """
 
     within: frozenset[RunState]
@@ -231,17 +232,7 @@ class RunChange:
     fingerprint: bytes | None = None
     manifest: bytes | None = None
     output_ref: str | None = None
-
-    @property
-    def lock_s(self) -> int | None:
-        """Seconds to wait for a transaction that has the row; None: as the database does.
-
-        Whoever is not the run's driver must not wait for a process that may be paused. A driver that takes over keeps
-        its place in the queue for longer, or handlers that live would always be before it.
-        """
-        if self.resumes:
-            return 10
-        return 1 if self.only_lapsed or (self.lease_us is not None and self.lease_us < 0) else None
+    lock_s: int | None = None
 
 
 class Collected(NamedTuple):

@@ -16,7 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunLedger, RunRef, RunState, RunStore
+from idempotent.adapters.spark.ledger import RunLedger, RunState
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
+from idempotent.adapters.spark.ledger.runs import RunRef
+from idempotent.adapters.spark.ledger.store import RunStore
 from idempotent.errors import (
     RunConflictError,
     RunFencedError,
@@ -231,9 +234,7 @@ class History:
         self.evaluate(actor.ref, self.inputs[actor.run_id])
 
     def evaluate(self, ref: RunRef, keys: list[int]) -> set[int]:
-        claims = self.claims(
-            self.ledger, ref, timeout_s=PATIENCE, sleep=lambda _: self.step(), monotonic=lambda: self.steps
-        )
+        claims = self.claims(self.ledger, ref, timeout_s=PATIENCE)
         shuffled = self.chance.sample(keys, len(keys))
         size = self.chance.randint(1, len(keys))
         mine: set[int] = set()

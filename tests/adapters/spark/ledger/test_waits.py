@@ -6,8 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunLedger, RunRef
-from idempotent.adapters.spark.ledger.runs import this_driver
+from idempotent.adapters.spark.ledger import RunLedger
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
+from idempotent.adapters.spark.ledger.runs import RunRef, this_driver
 from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.errors import RunConflictError, UnpublishedClaimsError
 from tests.adapters.spark.ledger.contract.base import LONG_S, keys
@@ -44,9 +45,8 @@ class Clock:
 
 def tried(ledger, ref, hashes, clock, timeout_s=WAIT_S):
     """A try of a task, in a process of its own, that waits in vain."""
-    claims = RunClaims(
-        ledger, ref, timeout_s=timeout_s, poll_s=0.1, sleep=clock.sleep, monotonic=clock.monotonic
-    )
+    ledger = RunLedger(ledger.store, sleep=clock.sleep, monotonic=clock.monotonic)
+    claims = RunClaims(ledger, ref, timeout_s=timeout_s, poll_s=0.1)
     with pytest.raises(RunConflictError, match="waited") as raised:
         claims.decide(hashes)
     return str(raised.value)

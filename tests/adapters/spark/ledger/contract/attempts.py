@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from idempotent.adapters.spark.ledger import ClaimState, OnConflict, Owner, RowVerdict, RunState
+from idempotent.adapters.spark.ledger import OnConflict, RunState
+from idempotent.adapters.spark.ledger.claims import ClaimState, Owner
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict
 from idempotent.adapters.spark.ledger.runs import this_driver
 from idempotent.errors import (
     RunConflictError,
@@ -140,7 +142,7 @@ class AttemptsContract(LedgerContract):
 
     def test_the_fingerprint_of_a_claim_that_is_taken_is_the_later_one(self):
         hashes = keys(1)
-        self.claims(self.begin()).decide(hashes, [b"1" * 8])
+        self.claims(self.begin()).decide_each(hashes, [b"1" * 8])
         (decision,) = self.claims(self.again()).decide_each(hashes, [b"2" * 8])
         assert (decision.verdict, decision.other_payload) == (RowVerdict.NEW, False)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from idempotent.adapters.spark.ledger import ClaimState, OnConflict, Owner, RowVerdict, RunState
+from idempotent.adapters.spark.ledger import OnConflict, RunLedger, RunState
+from idempotent.adapters.spark.ledger.claims import ClaimState, Owner
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
 from idempotent.errors import RunConflictError, RunFencedError, RunInputChangedError
 from tests.adapters.spark.ledger.contract.base import LedgerContract, keys
 from tests.adapters.spark.ledger.counting import claims_of
@@ -136,7 +138,8 @@ class ClaimsContract(LedgerContract):
         self.claims(live).decide(hashes)
         self.ledger.prepare(live)
         waits = iter([lambda: None, lambda: None, lambda: self.ledger.commit(live)])
-        claims = self.claims(ref, OnConflict.WAIT, sleep=lambda _: next(waits)())
+        patient = RunLedger(self.ledger.store, sleep=lambda _: next(waits)())
+        claims = RunClaims(patient, ref, on_conflict=OnConflict.WAIT)
         assert claims.decide(hashes) == [RowVerdict.DUPLICATE] * 2
         (told,) = logged(caplog, "run_waits")
         assert "run 'live', which is PREPARED" in told.reason
@@ -182,7 +185,7 @@ class ClaimsContract(LedgerContract):
     def test_another_payload_under_the_same_key_is_reported(self):
         hashes = keys(3)
         ref = self.begin("one")
-        self.claims(ref).decide(hashes, [b"1" * 8, b"2" * 8, None])
+        self.claims(ref).decide_each(hashes, [b"1" * 8, b"2" * 8, None])
         self.ledger.prepare(ref)
         self.ledger.commit(ref)
         for run, verdict in ((ref, RowVerdict.NEW), (self.begin("two"), RowVerdict.DUPLICATE)):
