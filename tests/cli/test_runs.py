@@ -12,8 +12,9 @@ from redis import Redis
 from sqlalchemy import create_engine, text
 
 from idempotent.adapters.spark import abort_run
-from idempotent.adapters.spark.ledger import OnConflict, RowVerdict, RunClaims, RunState
+from idempotent.adapters.spark.ledger import OnConflict, RunState
 from idempotent.adapters.spark.ledger.aborting import abort_as_seen, end_lease_as_seen, existing
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
 from idempotent.adapters.spark.ledger.runs import this_driver
 from idempotent.cli.terminal.output import me
 from idempotent.errors import RunConflictError, RunFencedError, StoreBusyError, UnknownRunError

@@ -12,7 +12,9 @@ import sqlalchemy as sa
 from redis import Redis
 
 from idempotent import Message
-from idempotent.adapters.spark.ledger import HandlerClaims, RunLedger, StoreConfig, open_store
+from idempotent.adapters.spark.ledger import RunLedger, StoreConfig
+from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
+from idempotent.adapters.spark.ledger.urls import open_store
 from idempotent.checkers import OffsetChecker
 from idempotent.claims import ClaimRequest, Failure
 from idempotent.keys import KeySpace

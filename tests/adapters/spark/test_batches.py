@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from idempotent.adapters.spark.ledger import RowVerdict
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict
 from idempotent.adapters.spark.tasks.filters import gathered, only_new
 
 

@@ -19,7 +19,9 @@ from idempotent.adapters.spark import (
     idempotent_batches,
     idempotent_foreach,
 )
-from idempotent.adapters.spark.ledger import ClaimState, HandlerClaims, open_ledger
+from idempotent.adapters.spark.ledger import open_ledger
+from idempotent.adapters.spark.ledger.claims import ClaimState
+from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
 from idempotent.errors import (
     ConfigurationError,
     RunConflictError,

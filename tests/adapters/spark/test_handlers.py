@@ -15,7 +15,9 @@ from idempotent.adapters.spark import (
     idempotent_partitions,
     key_hash,
 )
-from idempotent.adapters.spark.ledger import HASH_BYTES, HandlerClaims, RunState
+from idempotent.adapters.spark.ledger import RunState
+from idempotent.adapters.spark.ledger.claims import HASH_BYTES
+from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
 from idempotent.adapters.spark.tasks.handlers import Handlers
 from idempotent.errors import ConfigurationError, RunConflictError, RunFencedError, RunInputChangedError
 from tests.adapters.spark.support.faults import is_first_attempt

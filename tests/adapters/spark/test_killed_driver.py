@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from idempotent.adapters.spark import StoreConfig
-from idempotent.adapters.spark.ledger import ClaimState, RunState, open_ledger
+from idempotent.adapters.spark.ledger import RunState, open_ledger
+from idempotent.adapters.spark.ledger.claims import ClaimState
 from idempotent.errors import RunConflictError
 from idempotent.migrations import upgrade
 from tests.adapters.spark.ledger.counting import claims_of

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from idempotent.adapters.spark import IdempotentRun
-from idempotent.adapters.spark.ledger import ClaimState
+from idempotent.adapters.spark.ledger.claims import ClaimState
 from idempotent.errors import ConfigurationError
 from tests.adapters.spark.ledger.counting import claims_of
 from tests.adapters.spark.support.frames import ROWS

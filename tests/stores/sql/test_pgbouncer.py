@@ -11,7 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from idempotent import Message, Outcome, Registry
-from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, StoreConfig, open_ledger
+from idempotent.adapters.spark.ledger import StoreConfig, open_ledger
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
 from idempotent.checkers import SqlChecker, TransactionalSqlChecker
 from idempotent.errors import ConfigurationError
 from idempotent.migrations import upgrade

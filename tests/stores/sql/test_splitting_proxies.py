@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from idempotent import Message, Outcome, Registry
-from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, StoreConfig, open_ledger
+from idempotent.adapters.spark.ledger import StoreConfig, open_ledger
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
 from idempotent.admin import KeyFilter
 from idempotent.checkers import OffsetChecker, SqlChecker, TransactionalSqlChecker
 from idempotent.checkers.base import AbstractIdempotentChecker

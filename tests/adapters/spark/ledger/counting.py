@@ -7,8 +7,10 @@ from collections import Counter
 
 import sqlalchemy as sa
 
-from idempotent.adapters.spark.ledger import ClaimState, RunLedger, RunRef
+from idempotent.adapters.spark.ledger import RunLedger
+from idempotent.adapters.spark.ledger.claims import ClaimState
 from idempotent.adapters.spark.ledger.redis import RedisRunStore, head_of
+from idempotent.adapters.spark.ledger.runs import RunRef
 from idempotent.adapters.spark.ledger.sql import SqlRunStore
 from idempotent.schema import run_claims_name
 from tests.adapters.spark.ledger.memory import MemoryRunStore

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from idempotent.adapters.spark.ledger import RunLedger, RunStore, StoreConfig, open_store
+from idempotent.adapters.spark.ledger import RunLedger, StoreConfig
+from idempotent.adapters.spark.ledger.store import RunStore
+from idempotent.adapters.spark.ledger.urls import open_store
 from idempotent.schema import DEFAULT_TABLE
 from tests.adapters.spark.ledger.memory import Memory, MemoryRunStore
 from tests.adapters.spark.support import migrated

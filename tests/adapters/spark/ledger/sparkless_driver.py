@@ -14,15 +14,9 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from idempotent.adapters.spark.ledger import (
-    RowVerdict,
-    RunClaims,
-    RunLedger,
-    RunRef,
-    RunState,
-    StoreConfig,
-    open_ledger,
-)
+from idempotent.adapters.spark.ledger import RunLedger, RunState, StoreConfig, open_ledger
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
+from idempotent.adapters.spark.ledger.runs import RunRef
 from idempotent.errors import RunConflictError, RunFencedError
 
 STEPS = ("begun", "half claimed", "claimed", "prepared", "half published", "published", "committed")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from idempotent.adapters.spark.ledger import OnConflict, RowVerdict, RunClaims, RunState
+from idempotent.adapters.spark.ledger import OnConflict, RunState
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
 from idempotent.errors import RunConflictError
 from tests.adapters.spark.ledger.ledgers import SHARED, Place, open_place
 from tests.adapters.spark.ledger.sparkless_driver import STEPS, Job, key_hash, published, run_job

@@ -11,16 +11,10 @@ import sys
 import pytest
 from sqlalchemy import create_engine
 
-from idempotent.adapters.spark.ledger import (
-    HandlerClaims,
-    OnConflict,
-    Owner,
-    RowVerdict,
-    RunClaims,
-    RunState,
-    StoreConfig,
-    open_ledger,
-)
+from idempotent.adapters.spark.ledger import OnConflict, RunState, StoreConfig, open_ledger
+from idempotent.adapters.spark.ledger.claims import Owner
+from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
 from idempotent.errors import (
     ClaimsExpiredError,
     SchemaError,

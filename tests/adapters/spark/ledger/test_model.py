@@ -9,7 +9,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from idempotent.adapters.spark.ledger import RowVerdict, RunClaims, RunLedger, RunState
+from idempotent.adapters.spark.ledger import RunLedger, RunState
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
 from idempotent.adapters.spark.ledger.runs import RunChange, RunRow
 from tests.adapters.spark.ledger.interleaving import (
     DISOWNED,

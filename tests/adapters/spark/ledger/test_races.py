@@ -12,15 +12,10 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-from idempotent.adapters.spark.ledger import (
-    HandlerClaims,
-    Hold,
-    OnConflict,
-    Owner,
-    RowVerdict,
-    RunClaims,
-    RunState,
-)
+from idempotent.adapters.spark.ledger import OnConflict, RunState
+from idempotent.adapters.spark.ledger.claims import Hold, Owner
+from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
 from idempotent.adapters.spark.ledger.sql import SqlRunStore
 from idempotent.errors import RunConflictError
 from idempotent.schema import run_tables

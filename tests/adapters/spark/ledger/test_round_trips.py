@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from idempotent.adapters.spark.ledger import ClaimState, HandlerClaims, Hold, RowVerdict, RunClaims, RunLedger
+from idempotent.adapters.spark.ledger import RunLedger
+from idempotent.adapters.spark.ledger.claims import ClaimState, Hold
+from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
 from idempotent.stores.redis.scripts import RedisStore
 from idempotent.stores.sql import cursor
 from tests.adapters.spark.ledger import ledgers

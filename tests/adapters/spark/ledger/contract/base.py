@@ -10,15 +10,10 @@ from typing import ClassVar
 
 import pytest
 
-from idempotent.adapters.spark.ledger import (
-    HandlerClaims,
-    OnConflict,
-    RowVerdict,
-    RunClaims,
-    RunLedger,
-    RunRef,
-    RunState,
-)
+from idempotent.adapters.spark.ledger import OnConflict, RunLedger, RunState
+from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
+from idempotent.adapters.spark.ledger.runs import RunRef
 from tests.adapters.spark.ledger.ledgers import Place, open_place
 
 LONG_S = 300.0

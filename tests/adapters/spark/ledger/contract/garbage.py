@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 
-from idempotent.adapters.spark.ledger import ClaimState, RowVerdict, RunState
+from idempotent.adapters.spark.ledger import RunState
+from idempotent.adapters.spark.ledger.claims import ClaimState
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict
 from idempotent.adapters.spark.ledger.runs import Collected
 from tests.adapters.spark.ledger.contract.base import LONG_S, SHORT_S, LedgerContract, keys
 from tests.adapters.spark.ledger.counting import claims_of

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from idempotent.adapters.spark.ledger import ClaimState, Hold, RunRef
+from idempotent.adapters.spark.ledger.claims import ClaimState, Hold
+from idempotent.adapters.spark.ledger.runs import RunRef
 from idempotent.errors import ConfigurationError, RunFencedError, RunInputChangedError
 from tests.adapters.spark.ledger.contract.base import LONG_S, SHORT_S, A, B, LedgerContract, keys
 from tests.adapters.spark.ledger.counting import claims_of

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from idempotent.adapters.spark.ledger import RowVerdict, RunRef, RunState
+from idempotent.adapters.spark.ledger import RunState
+from idempotent.adapters.spark.ledger.run_claims import RowVerdict
+from idempotent.adapters.spark.ledger.runs import RunRef
 from idempotent.errors import (
     ClaimsExpiredError,
     ConfigurationError,
