@@ -110,7 +110,7 @@ class BatchFilter:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Filter one partition."""
         keys = KeyFilter(self._handle)
-        for batch in gathered(batches, self._handle.chunk):
+        for batch in batches:
             if self._keys is not None:
                 yield only_new(batch, keys.decide(self._keys.of_batch(batch)))
                 continue
@@ -154,24 +154,3 @@ def _refuse_changed(changed: Sequence[bool]) -> None:
             f"{count} rows have the key of an earlier row and another payload: they are updates, or the key does "
             'not identify a row. emit="status" marks them instead'
         )
-
-
-def gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order: small batches joined until they have `rows`, larger ones not copied."""
-    held: list[pa.RecordBatch] = []
-    count = 0
-    for batch in batches:
-        held.append(batch)
-        count += batch.num_rows
-        if count >= rows:
-            yield from _joined(held)
-            held, count = [], 0
-    if held:
-        yield from _joined(held)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    if len(batches) == 1:
-        return batches
-    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined
