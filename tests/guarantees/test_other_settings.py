@@ -12,9 +12,8 @@ import sqlalchemy as sa
 from redis import Redis
 
 from idempotent import Message
-from idempotent.adapters.spark.ledger import RunLedger, StoreConfig
+from idempotent.adapters.spark.ledger import StoreConfig, open_ledger
 from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
-from idempotent.adapters.spark.ledger.urls import open_store
 from idempotent.checkers import OffsetChecker
 from idempotent.claims import ClaimRequest, Failure
 from idempotent.keys import KeySpace
@@ -61,8 +60,8 @@ class Client:
         self.name = "patient" if self.is_patient else "hasty"
         self.backoff = Backoff(LONG_S / 2, LONG_S / 2) if self.is_patient else SOON
         retention_s = settings["retention_s"]
-        self.ledger = RunLedger(
-            open_store(StoreConfig(store.url, store.table, prefix=f"{store.table}:", retention_s=retention_s))
+        self.ledger = open_ledger(
+            StoreConfig(store.url, store.table, prefix=f"{store.table}:", retention_s=retention_s)
         )
         self.checkers = [store.leased(**settings)]
         if store.kind != "redis":

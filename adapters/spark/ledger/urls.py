@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from idempotent.adapters.spark.ledger.config import StoreConfig
 from idempotent.adapters.spark.ledger.ledger import RunLedger
-from idempotent.adapters.spark.ledger.store import RunStore
 
 
 def open_ledger(config: StoreConfig) -> RunLedger:
-    """Make a ledger, which connects at its first use. Raises as `open_store`."""
-    return RunLedger(open_store(config))
-
-
-def open_store(config: StoreConfig) -> RunStore:
-    """Make a store, which connects at its first use.
+    """Make a ledger, which connects at its first use.
 
     Raises:
         ConfigurationError: the URL names no supported store.
@@ -22,7 +16,7 @@ def open_store(config: StoreConfig) -> RunStore:
     if config.is_redis:
         from idempotent.adapters.spark.ledger.redis import RedisRunStore
 
-        return RedisRunStore(config)
+        return RunLedger(RedisRunStore(config))
     from idempotent.adapters.spark.ledger.sql import SqlRunStore
 
-    return SqlRunStore(config)
+    return RunLedger(SqlRunStore(config))

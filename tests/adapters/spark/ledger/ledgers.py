@@ -13,7 +13,7 @@ import pytest
 
 from idempotent.adapters.spark.ledger import RunLedger, StoreConfig
 from idempotent.adapters.spark.ledger.store import RunStore
-from idempotent.adapters.spark.ledger.urls import open_store
+from idempotent.adapters.spark.ledger.urls import open_ledger
 from idempotent.schema import DEFAULT_TABLE
 from tests.adapters.spark.ledger.memory import Memory, MemoryRunStore
 from tests.adapters.spark.support import migrated
@@ -46,7 +46,7 @@ class Place:
         if self.kind == "memory":
             store: RunStore = MemoryRunStore(self.memory, **({"retention_s": RETENTION_S} | options))
         else:
-            store = open_store(self.config(**options))
+            store = open_ledger(self.config(**options)).store
         self.opened.callback(store.close)
         return store
 

@@ -98,7 +98,7 @@ def test_round_trips_of_1000_effects_in_a_transaction(place, sent):
 
         claims, transaction = store.transaction(claim)
         with transaction:
-            transaction.demand_claims(claims.holder, hashes)
+            transaction.demand_claims(claims, hashes)
             transaction.commit()
 
     # Beside BEGIN and COMMIT: the claims are inserted as done.
