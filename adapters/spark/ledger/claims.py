@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from enum import Enum, IntEnum
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Final, NamedTuple, TypeVar
 
 from idempotent.adapters.spark.ledger.runs import MICROSECONDS
@@ -54,36 +54,6 @@ class Owner(NamedTuple):
     fingerprint: bytes | None = None
 
 
-class Hold(Enum):
-    """The answer of `HandlerClaims.acquire` for a key."""
-
-    MINE = "mine"
-    """This attempt has the pending claim: run the handler, then `finish`."""
-    DONE = "done"
-    """A handler has finished; the answer has its result."""
-    HELD = "held"
-    """Another attempt's handler may be running: wait, then acquire again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The answer of `HandlerClaims.acquire` for one key.
-
-    Attributes:
-        hold: whether this attempt has the key.
-        token: of the owning run.
-        attempt: that holds or finished the key.
-        result: what its handler returned, if that was stored. Only with DONE.
-        lease_rest_s: seconds until the holder's lease ends by the store's clock. Only with HELD.
-    """
-
-    hold: Hold
-    token: int
-    attempt: bytes
-    result: bytes | None = None
-    lease_rest_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Holder:
     """An attempt of a task that acquires keys: its run, the run's epoch, its token, and its lease in microseconds.
@@ -122,9 +92,18 @@ class PendingRow:
     result: bytes | None
     now_us: int
 
+    def is_mine(self, holder: Holder) -> bool:
+        """Whether the holder has the claim as it makes them: it runs the handler, and then finishes the key."""
+        return (self.state, self.attempt) == (holder.state, holder.attempt)
+
     def is_held(self, holder: Holder) -> bool:
-        """Whether another attempt's handler may be running."""
+        """Whether another attempt's handler may be running: wait, then acquire again."""
         return self.state is ClaimState.PENDING and self.attempt != holder.attempt
+
+    @property
+    def lease_rest_s(self) -> float:
+        """Seconds until the end of the lease when it was read."""
+        return (self.lease_until_us - self.now_us) / MICROSECONDS
 
     def may_pass_to(self, holder: Holder, aborted: Collection[int]) -> bool:
         """Whether the holder may take the claim over, if it is still as in this row.
@@ -137,20 +116,10 @@ class PendingRow:
         lapsed = self.lease_until_us < self.now_us
         return self.is_held(holder) and (older or lapsed or self.token in aborted)
 
-    def answer(self, holder: Holder) -> Held:
-        """What the holder is told about the key.
-
-        Raises:
-            ConfigurationError: mode dedup has claimed the key.
-        """
-        if self.state is ClaimState.OWNED:
-            raise mixed_modes("dedup", "replay or effect")
-        if (self.state, self.attempt) == (holder.state, holder.attempt):
-            return Held(Hold.MINE, self.token, self.attempt)
-        if self.state is ClaimState.DONE:
-            return Held(Hold.DONE, self.token, self.attempt, result=self.result)
-        rest_s = (self.lease_until_us - self.now_us) / MICROSECONDS
-        return Held(Hold.HELD, self.token, self.attempt, lease_rest_s=rest_s)
+    def passed_to(self, holder: Holder) -> PendingRow:
+        """The claim once the holder has taken it over."""
+        token, epoch, attempt = holder.token, holder.epoch, holder.attempt
+        return replace(self, state=holder.state, token=token, epoch=epoch, attempt=attempt)
 
 
 def mixed_modes(before: str, now: str) -> ConfigurationError:

@@ -9,11 +9,11 @@ from typing import Final
 from idempotent.adapters.spark.ledger.claims import (
     ATTEMPT_BYTES,
     ClaimState,
-    Held,
-    Hold,
     Holder,
+    PendingRow,
     check,
     in_parts,
+    mixed_modes,
 )
 from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.refusals import require_open
@@ -51,8 +51,8 @@ class HandlerClaims:
         attempt = attempt or secrets.token_bytes(ATTEMPT_BYTES)
         self.holder: Final = Holder(ref.token, ref.epoch, attempt, microseconds(lease_s), state)
 
-    def acquire(self, hashes: Sequence[bytes]) -> dict[bytes, Held]:
-        """Make keys pending for this attempt, except those that another attempt holds or has finished.
+    def acquire(self, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
+        """Make keys pending for this attempt, except those that another attempt holds or has finished; their claims.
 
         A pending claim is taken over when its lease has ended by the store's clock, its run is ABORTED, or it is of
         this run under an older epoch (its driver is dead). May be repeated.
@@ -67,14 +67,14 @@ class HandlerClaims:
         """
         check(hashes, None)
         pending = sorted(hashes)
-        answers: dict[bytes, Held] = {}
+        answers: dict[bytes, PendingRow] = {}
         for _ in range(_ROUNDS):
             for part in in_parts(pending):
                 answers |= self._acquire_part(part)
             pending = [key_hash for key_hash in pending if key_hash not in answers]
             if not pending:
                 return {key_hash: answers[key_hash] for key_hash in hashes}
-            require_open(self._ref, self._ledger.row(self._ref.token), self._ledger.where)
+            require_open(self._ref, self._ledger.row(self._ref.token), self._ledger.store.where)
         raise StoreBusyError(
             f"{len(pending)} keys of {self._ref} changed their holders in each of {_ROUNDS} rounds. Try again"
         )
@@ -106,20 +106,19 @@ class HandlerClaims:
         for part in in_parts(sorted(hashes)):
             self._store.give_up(self.holder, part)
 
-    def _acquire_part(self, hashes: Sequence[bytes]) -> dict[bytes, Held]:
+    def _acquire_part(self, hashes: Sequence[bytes]) -> dict[bytes, PendingRow]:
         """The answers that are known; the other keys have to be asked for again."""
         holder = self.holder
         rows = self._store.insert_pending(holder, hashes)
         others = {row.token for row in rows.values() if row.is_held(holder)}
         runs = self._ledger.rows(others)
         aborted = {token for token, run in runs.items() if run.state is RunState.ABORTED}
-        free = [row for row in rows.values() if row.may_pass_to(holder, aborted)]
-        taken = self._store.take_over(holder, free) if free else set()
-        answers = {
-            key_hash: rows[key_hash].answer(holder)
-            for key_hash in rows.keys() - {row.key_hash for row in free}
-        }
-        return answers | dict.fromkeys(taken, Held(Hold.MINE, holder.token, holder.attempt))
+        if any(row.state is ClaimState.OWNED for row in rows.values()):
+            raise mixed_modes("dedup", "replay or effect")
+        free = {row.key_hash: row for row in rows.values() if row.may_pass_to(holder, aborted)}
+        taken = self._store.take_over(holder, [*free.values()]) if free else set()
+        answers = {key_hash: row for key_hash, row in rows.items() if key_hash not in free}
+        return answers | {key_hash: free[key_hash].passed_to(holder) for key_hash in taken}
 
 
 def _in_packets(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import pyarrow as pa
 
-from idempotent.adapters.spark.ledger.claims import ClaimState, Held, Hold
+from idempotent.adapters.spark.ledger.claims import ClaimState, PendingRow
 from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
 from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.refusals import command, require_alive
@@ -34,7 +34,8 @@ _MAX_POLL_S: Final = 1.0
 _QUIET_S: Final = 10.0
 _TIMES_A_LEASE: Final = 3
 _MAX_RESULT_BYTES: Final = 64 * 1024
-_LOCKED: Final = Held(Hold.HELD, token=0, attempt=b"")
+# In the place of a claim that a transaction has made, and not committed.
+_LOCKED: Final = PendingRow(b"", ClaimState.PENDING, 0, 0, b"", 0, None, 0)
 
 
 class Handlers:
@@ -54,7 +55,7 @@ class Handlers:
         self._handler = handler
         self._ledger = ledger_for(handle.store)
         self._claims = HandlerClaims(self._ledger, handle.ref, handle.lease_s)
-        require_alive(handle.ref, self._ledger.row(handle.ref.token), self._ledger.where, again=True)
+        require_alive(handle.ref, self._ledger.row(handle.ref.token), self._ledger.store.where, again=True)
 
     def run(self, hashes: Sequence[bytes], rows: Sequence[Any]) -> dict[bytes, bytes | None]:
         """The results of all keys: the handler's, or what an earlier attempt stored.
@@ -70,24 +71,26 @@ class Handlers:
         """
         first = first_of_each(hashes, rows)
         results: dict[bytes, bytes | None] = {}
-        pending, patience, handled = list(first), Patience(self._handle.wait_s), 0
+        pending, patience, handled = list(first), self._ledger.patience(self._handle.wait_s), 0
         while pending:
             holds, finished = self._take({each: first[each] for each in pending})
-            results.update({each: held.result for each, held in holds.items() if held.hold is Hold.DONE})
+            results.update(
+                {each: held.result for each, held in holds.items() if held.state is ClaimState.DONE}
+            )
             results.update(finished)
             handled += len(finished)
             pending = [each for each in first if each not in results]
-            theirs = {each: held for each, held in holds.items() if held.hold is Hold.HELD}
+            theirs = {each: held for each, held in holds.items() if held.is_held(self._claims.holder)}
             if pending and theirs:
                 self._wait(patience, theirs)
         if self._handle.counters is not None:
             self._handle.counters.add({RowVerdict.NEW: handled, RowVerdict.DUPLICATE: len(rows) - handled})
         return results
 
-    def _take(self, rows: Mapping[bytes, Any]) -> tuple[dict[bytes, Held], dict[bytes, bytes | None]]:
+    def _take(self, rows: Mapping[bytes, Any]) -> tuple[dict[bytes, PendingRow], dict[bytes, bytes | None]]:
         """Acquire these keys, and handle those that this attempt has. The answers, and the results of keys handled."""
         holds = self._claims.acquire(list(rows))
-        mine = {each: rows[each] for each, held in holds.items() if held.hold is Hold.MINE}
+        mine = {each: rows[each] for each, held in holds.items() if held.is_mine(self._claims.holder)}
         return holds, self._handle_mine(mine) if mine else {}
 
     def _handle_mine(self, rows: Mapping[bytes, Any]) -> dict[bytes, bytes | None]:
@@ -113,13 +116,11 @@ class Handlers:
                 raise
         return results
 
-    def _wait(self, patience: Patience, held: Mapping[bytes, Held]) -> None:
+    def _wait(self, patience: Patience, held: Mapping[bytes, PendingRow]) -> None:
         """Wait for the keys that other attempts hold."""
         ref, first = self._handle.ref, min(held)
         # As long as others get on, the first key that they hold is another one.
-        with suppress(
-            StoreBusyError
-        ):  # a transaction of SQLite's has the file: then this try waits by itself
+        with suppress(StoreBusyError):  # a transaction of SQLite's has the file: this try waits by itself
             patience.share(self._ledger.store, ref, [b"key " + held[first].attempt + first])
         rest_s = min(each.lease_rest_s for each in held.values())
 
@@ -153,10 +154,10 @@ class TransactionalHandlers(Handlers):
     that dies are rolled back with its writes.
     """
 
-    def _take(self, rows: Mapping[bytes, Any]) -> tuple[dict[bytes, Held], dict[bytes, bytes | None]]:
+    def _take(self, rows: Mapping[bytes, Any]) -> tuple[dict[bytes, PendingRow], dict[bytes, bytes | None]]:
         store = cast("SqlRunStore", self._ledger.store)  # others are refused on the driver
 
-        def claim(within: RunStore) -> tuple[HandlerClaims, dict[bytes, Held]]:
+        def claim(within: RunStore) -> tuple[HandlerClaims, dict[bytes, PendingRow]]:
             # An attempt of its own for each transaction: in a later one the key is done, not this attempt's.
             ref, lease_s = self._handle.ref, self._handle.lease_s
             claims = HandlerClaims(RunLedger(within), ref, lease_s, state=ClaimState.DONE)
@@ -168,7 +169,7 @@ class TransactionalHandlers(Handlers):
             # Another transaction had a key, or on SQLite the file, for as long as the database waits for a lock.
             return dict.fromkeys(rows, _LOCKED), {}
         with transaction:
-            mine = [each for each, held in holds.items() if held.hold is Hold.MINE]
+            mine = [each for each, held in holds.items() if held.is_mine(claims.holder)]
             if mine:
                 try:
                     self._handler([rows[each] for each in mine], transaction.connection)

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from idempotent.adapters.spark.ledger import OnConflict, RunState
-from idempotent.adapters.spark.ledger.claims import Hold, Owner
+from idempotent.adapters.spark.ledger.claims import ClaimState, Owner
 from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
 from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
 from idempotent.adapters.spark.ledger.sql import SqlRunStore
@@ -60,7 +60,7 @@ def test_of_threads_that_begin_without_a_takeover_one_has_the_run(place):
 
     for expected in (1, 2):
         assert sorted(filter(None, at_once(begin))) == [expected]
-        row = place.ledger().read("orders", "r1")
+        row = place.ledger().store.newest("orders", "r1")
         place.ledger().end_lease(row.ref)
 
 
@@ -127,7 +127,7 @@ def test_attempts_that_race_for_keys_hold_each_once(place):
 
     def acquire(number):
         held = HandlerClaims(place.ledger(), ref, LEASE_S, bytes([number]) * 16).acquire(hashes)
-        return {key for key, answer in held.items() if answer.hold is Hold.MINE}
+        return {key for key, answer in held.items() if answer.attempt == bytes([number]) * 16}
 
     count = Counter(key for mine in at_once(acquire) for key in mine)
     assert count == dict.fromkeys(hashes, 1)
@@ -141,7 +141,7 @@ def test_attempts_that_take_over_hold_each_once(place):
 
     def acquire(number):
         held = HandlerClaims(place.ledger(), later, LEASE_S, bytes([number]) * 16).acquire(hashes)
-        return {key for key, answer in held.items() if answer.hold is Hold.MINE}
+        return {key for key, answer in held.items() if answer.attempt == bytes([number]) * 16}
 
     count = Counter(key for mine in at_once(acquire) for key in mine)
     assert count == dict.fromkeys(hashes, 1)
@@ -253,7 +253,7 @@ def test_an_effect_that_ends_while_its_claim_is_collected_stays_done(kind, reque
         place.opened.callback(store.close)
         assert not any(store.collect(100))
         two = ledger.begin("orders", "two", lease_s=LEASE_S).ref
-        assert HandlerClaims(ledger, two, LEASE_S).acquire([key])[key].hold is Hold.DONE
+        assert HandlerClaims(ledger, two, LEASE_S).acquire([key])[key].state is ClaimState.DONE
 
 
 def test_renewals_get_through_while_tasks_claim(place):

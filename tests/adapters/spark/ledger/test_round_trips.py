@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from idempotent.adapters.spark.ledger import RunLedger
-from idempotent.adapters.spark.ledger.claims import ClaimState, Hold
+from idempotent.adapters.spark.ledger.claims import ClaimState
 from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
 from idempotent.adapters.spark.ledger.run_claims import RowVerdict, RunClaims
 from idempotent.stores.redis.scripts import RedisStore
@@ -104,7 +104,7 @@ def test_round_trips_of_1000_effects_in_a_transaction(place, sent):
     # Beside BEGIN and COMMIT: the claims are inserted as done.
     assert count(sent, effect)[0] == 1
     other = HandlerClaims(RunLedger(store), ref, LEASE_S).acquire(hashes)
-    assert {each.hold for each in other.values()} == {Hold.DONE}
+    assert {each.state for each in other.values()} == {ClaimState.DONE}
 
 
 def test_round_trips_of_a_run(place, sent):

@@ -4,31 +4,49 @@ from __future__ import annotations
 
 import os
 import time
+from enum import Enum
 
 import pytest
 
-from idempotent.adapters.spark.ledger.claims import ClaimState, Hold
+from idempotent.adapters.spark.ledger.claims import ClaimState
+from idempotent.adapters.spark.ledger.handler_claims import HandlerClaims
 from idempotent.adapters.spark.ledger.runs import RunRef
 from idempotent.errors import ConfigurationError, RunFencedError, RunInputChangedError
 from tests.adapters.spark.ledger.contract.base import LONG_S, SHORT_S, A, B, LedgerContract, keys
 from tests.adapters.spark.ledger.counting import claims_of
 
 
+class Hold(Enum):
+    """What a handler learns about a key."""
+
+    MINE = "run the handler"
+    DONE = "take its result"
+    HELD = "wait"
+
+
+def holds(claims: HandlerClaims, hashes: list[bytes]) -> list[Hold]:
+    return [
+        Hold.MINE if row.is_mine(claims.holder) else Hold.HELD if row.is_held(claims.holder) else Hold.DONE
+        for row in claims.acquire(hashes).values()
+    ]
+
+
 class PendingContract(LedgerContract):
     def hold(self, ref: RunRef, attempt: bytes, hashes: list[bytes], lease_s=LONG_S) -> list[Hold]:
-        return [held.hold for held in self.handler(ref, attempt, lease_s).acquire(hashes).values()]
+        return holds(self.handler(ref, attempt, lease_s), hashes)
 
     def test_one_attempt_holds_a_key_until_it_finishes(self):
         ref, hashes = self.begin(), keys(3)
         assert self.hold(ref, A, hashes[:2]) == [Hold.MINE] * 2
         assert self.hold(ref, A, hashes[:2]) == [Hold.MINE] * 2
         other = [*self.handler(ref, B).acquire(hashes).values()]
-        assert [held.hold for held in other] == [Hold.HELD, Hold.HELD, Hold.MINE]
+        assert self.hold(ref, B, hashes) == [Hold.HELD, Hold.HELD, Hold.MINE]
         assert (other[0].attempt, other[0].token) == (A, ref.token)
         assert 0 < other[0].lease_rest_s <= LONG_S
         assert self.handler(ref).finish([(hashes[0], b"\0result"), (hashes[1], None)]) == set(hashes[:2])
         done = self.handler(ref, B).acquire(hashes[:2]).values()
-        assert [(held.hold, held.result) for held in done] == [(Hold.DONE, b"\0result"), (Hold.DONE, None)]
+        assert [held.result for held in done] == [b"\0result", None]
+        assert self.hold(ref, B, hashes[:2]) == [Hold.DONE] * 2
 
     def test_finishing_twice_is_finishing_once(self):
         ref, hashes = self.begin(), keys(2)
