@@ -12,7 +12,6 @@ from idempotent.adapters.spark.ledger.ledger import RunLedger
 from idempotent.adapters.spark.ledger.refusals import command, require_open
 from idempotent.adapters.spark.ledger.run_claims import OnConflict
 from idempotent.adapters.spark.ledger.runs import RunState
-from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.adapters.spark.run import IdempotentRun
 from idempotent.adapters.spark.session import refuse_streaming
 from idempotent.adapters.spark.tasks.handle import RunHandle
@@ -117,19 +116,19 @@ def _committed_keys(spark: SparkSession, claims: str, run: IdempotentRun) -> Dat
 def _take_turn(ledger: RunLedger, handle: RunHandle) -> None:
     """Wait until this attempt owns the consumer's turn: a claim that passes on once its owner has ended."""
     ref, turn = handle.ref, key_hash(f"{handle.ref.consumer}\0bulk_dedup", ["turn"])
-    patience = Patience(handle.wait_s if handle.on_conflict is OnConflict.WAIT else 0.0)
+    patience = ledger.patience(handle.wait_s if handle.on_conflict is OnConflict.WAIT else 0.0)
     while True:
         (owner,) = ledger.claim(ref, [turn])
         if owner is None:
             # The store claims for OPEN runs only, so this one has ended.
-            require_open(ref, ledger.row(ref.token), ledger.where)
+            require_open(ref, ledger.row(ref.token), ledger.store.where)
             continue
         if (owner.token, owner.mark) == (ref.token, ref.epoch):
             return
         other = ledger.row(owner.token)
         if owner.token == ref.token or other.state.is_final:
             if not ledger.steal(ref, owner, [turn]):
-                require_open(ref, ledger.row(ref.token), ledger.where)
+                require_open(ref, ledger.row(ref.token), ledger.store.where)
             continue
         if ledger.abort_other(owner.token, other, ref):
             continue

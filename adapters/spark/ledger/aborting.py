@@ -59,7 +59,7 @@ def existing(ledger: RunLedger, consumer: str, run_id: str) -> RunRow:
         found = ledger.row(row.ref.token).ref
         if (found.consumer, found.run_id) == (consumer_shown(consumer), run_id):
             return row
-    raise no_such_run(consumer, run_id, ledger.where)
+    raise no_such_run(consumer, run_id, ledger.store.where)
 
 
 def abort_as_seen(ledger: RunLedger, row: RunRow, *, unpublished: bool, by: str) -> bool:

@@ -75,11 +75,6 @@ class RunLedger:
         """For the waits of one call."""
         return Patience(wait_s, sleep=self._sleep, monotonic=self._monotonic)
 
-    @property
-    def where(self) -> str:
-        """The store, without its password, for error messages."""
-        return self.store.where
-
     # Runs: one driver at a time has one, for as long as it renews its lease
 
     def begin(
@@ -408,7 +403,7 @@ class RunLedger:
             return
         row = self.store.find(ref)
         if row is None:
-            raise unknown_run(ref, self.where)
+            raise unknown_run(ref, self.store.where)
         if change.to is None and row.state in done and ref.epoch == row.prepared:
             return  # a lease that nobody needs: whoever begins such a run is its prepared attempt
         if row.ref.epoch != ref.epoch and row.state is not RunState.ABORTED:

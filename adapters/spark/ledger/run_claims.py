@@ -148,7 +148,7 @@ class RunClaims:
                 lost = {seen.token for seen, step in steps.items() if step is _Step.LOST}
                 if lost & suspects:
                     raise StoreReplacedError(
-                        f"{self._ledger.where} does not know the run that owns a key: it lost runs. Restore it, "
+                        f"{self._ledger.store.where} does not know the run that owns a key: it lost runs. Restore it, "
                         "or begin all runs of this consumer in a new store"
                     )
                 suspects |= lost
@@ -192,7 +192,7 @@ class RunClaims:
         mine = self._ref.token
         rows = self._ledger.rows({mine, *(seen.token for seen in questions)} - {_NO_OWNER.token})
         self._ended |= {token: each for token, each in rows.items() if each.state.is_final and token != mine}
-        require_alive(self._ref, rows[mine], self._ledger.where)
+        require_alive(self._ref, rows[mine], self._ledger.store.where)
         self._closed |= rows[mine].is_closed
         return rows
 

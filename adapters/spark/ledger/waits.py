@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -23,11 +22,7 @@ class Patience:
     """The waits of one call, `wait_s` in all. The log says who is waited for, at once or later, then each minute."""
 
     def __init__(
-        self,
-        wait_s: float,
-        *,
-        sleep: Callable[[float], object] = time.sleep,
-        monotonic: Callable[[], float] = time.monotonic,
+        self, wait_s: float, *, sleep: Callable[[float], object], monotonic: Callable[[], float]
     ) -> None:
         self.wait_s: Final = wait_s
         self._sleep = sleep

@@ -38,7 +38,7 @@ def claims_for(handle: RunHandle) -> RunClaims:
     """
     refuse_another_batch(handle)
     ledger = ledger_for(handle.store)
-    require_alive(handle.ref, ledger.row(handle.ref.token), ledger.where)
+    require_alive(handle.ref, ledger.row(handle.ref.token), ledger.store.where)
     return RunClaims(
         ledger, handle.ref, frame=handle.frame, on_conflict=handle.on_conflict, timeout_s=handle.wait_s
     )

@@ -13,6 +13,7 @@ from idempotent.adapters.spark.ledger.waits import Patience
 from idempotent.errors import RunConflictError, UnpublishedClaimsError
 from tests.adapters.spark.ledger.contract.base import LONG_S, keys
 from tests.adapters.spark.ledger.ledgers import ALL, open_place
+from tests.adapters.spark.ledger.memory import MemoryRunStore
 from tests.support.logs import logged
 
 WAIT_S = 0.2
@@ -144,7 +145,7 @@ def test_a_long_wait_is_said_at_once_and_then_once_a_minute(caplog):
         pass
     assert clock.now == 150.0
     assert [told.wait_s for told in logged(caplog, "run_waits")] == [150.0, 90.0, 30.0]
-    assert not Patience(0.0).wait(ref, lambda: "somebody", 0.5)
+    assert not RunLedger(MemoryRunStore()).patience(0.0).wait(ref, lambda: "somebody", 0.5)
 
 
 def test_a_wait_that_is_ordinary_is_said_when_it_is_long_and_its_end_if_it_was_said(caplog):
