@@ -2440,7 +2440,7 @@ FAULTS: Final = (
     ),
     Fault(
         "runs, SQL: a driver that was taken over claims",
-        "adapters/spark/ledger/sql.py",
+        "adapters/spark/ledger/sql_claims.py",
         "WHERE token = ? AND epoch = ? AND state",
         "WHERE token = ? AND epoch >= ? AND state",
         f"{_RUNS} -k 'TestSqlite and test_a_fenced_driver_can_change_nothing'",
@@ -2462,16 +2462,23 @@ FAULTS: Final = (
     Fault(
         "runs: what an earlier attempt staged is evaluated again",
         "adapters/spark/ledger/runs.py",
-        "return epoch == self.epoch and (self.state is not RunState.PREPARED or epoch == self.prepared)",
-        "return epoch == self.epoch",
+        "return epoch == self.ref.epoch and (self.state is not RunState.PREPARED or epoch == self.prepared)",
+        "return epoch == self.ref.epoch",
         f"{_RUNS} -k 'TestMemory and test_what_was_prepared_is_published_by_a_later_attempt'",
     ),
     Fault(
         "runs, SQL: PREPARE does not count",
         "adapters/spark/ledger/sql.py",
-        "return self._claims.marked(db, token, epoch) == owned and self._change(db, token, change)",
+        "return self._marked(db, token, epoch) == owned and self._change(db, token, change)",
         "return self._change(db, token, change)",
         f"{_RUNS} -k 'TestSqlite and test_prepare_refuses_another_number'",
+    ),
+    Fault(
+        "runs, SQL: the record of an effect that finishes meanwhile is collected",
+        "adapters/spark/ledger/sql.py",
+        'WHERE {keys} AND run = ?{which}"',
+        'WHERE {keys} AND run = ?"',
+        "tests/adapters/spark/ledger/test_races.py -k 'stays_done and sqlite'",
     ),
     Fault(
         "runs, Redis: who ends a run decides how long it is kept",
