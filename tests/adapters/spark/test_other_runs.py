@@ -110,5 +110,7 @@ def test_all_tries_of_a_task_together_wait_for_the_time_that_was_given(begin, fi
 def test_a_run_that_was_aborted_says_so_on_its_executors(begin, first, frame):
     new = first.dedup(frame, key="k", unique=True)
     first.abort()
-    with pytest.raises(Exception, match=r"RunFencedError.*was aborted"):
+    with pytest.raises(
+        Exception, match=r"RunFencedError.*is ABORTED: its lease ended, or its driver aborted"
+    ):
         new.count()
