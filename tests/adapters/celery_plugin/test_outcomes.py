@@ -111,8 +111,8 @@ def test_what_a_task_answers_celery_reaches_it(app, order):
 
 
 @row(
-    "running now, in another worker",
-    "nothing; its message is sent again with a countdown of up to 5 s and the same `retries`",
+    "running now, here or elsewhere",
+    "no result yet: its message is sent again, with a countdown of up to 5 s and the same `retries`",
 )
 def test_a_running_task_comes_again_without_using_up_retries(app, order):
     with held(app.checker, "again", order):
@@ -123,7 +123,10 @@ def test_a_running_task_comes_again_without_using_up_retries(app, order):
     assert app.settings.count("again", order) == 2
 
 
-@row('dead, or its effect is unknown (`on_expired_lease="park"`)', "`FAILURE`: `DeadKeyError`")
+@row(
+    'dead: five processes died in it, or its effect is unknown (`on_expired_lease="park"`)',
+    "`FAILURE`: `DeadKeyError`, [for a person](reference/frameworks.md#task-queues)",
+)
 def test_a_dead_key_fails(app, order):
     bury(app.checker, "charge", order)
     assert failure(send(app, "charge", order, task_id=order)) == "DeadKeyError"
@@ -131,7 +134,10 @@ def test_a_dead_key_fails(app, order):
 
 
 @pytest.mark.slow
-@row("received while the store does not answer", "the same; a task never runs without protection")
+@row(
+    "received while the store does not answer (`store_failed`)",
+    "the same, PENDING; a task never runs without protection",
+)
 def test_while_the_store_is_away_a_task_comes_again_without_using_up_retries(settings, redis_url, order):
     with proxied(redis_url) as (proxy, behind):
         settings = replace(settings, url=behind)
@@ -150,7 +156,7 @@ def test_while_the_store_is_away_a_task_comes_again_without_using_up_retries(set
 @pytest.mark.slow
 @row(
     "retried, and delivered again by the broker",
-    "runs one copy at a time, each with its own retries, until one succeeds: more runs than `max_retries` says",
+    "two copies, one at a time until one succeeds; each counts its own retries",
 )
 def test_each_copy_of_a_retry_counts_its_own_retries_until_one_has_succeeded(settings, order):
     """Redis delivers a retry again whose countdown is longer than the `visibility_timeout`."""

@@ -233,13 +233,13 @@ ROWS: dict[str, tuple[str, Callable[[Caller], Any]]] = {
     "has a key and a body longer than `max_body`": ("413 `body-too-long`", has_long_body),
     "has a key that is new for its user": ("runs; the answer is stored, then sent", is_new),
     "is the copy of one that is done": ("the stored answer, with `Idempotent-Replayed: true`", is_done),
-    "is the copy of one that was refused for good, such as with 400, 404 or 422": (
+    "is the copy of one that was refused for good, such as with 400, 402 or 404 (without a session [raised ones](reference/frameworks.md#which-answers-free-the-key) too)": (  # noqa: E501
         "the stored answer, with `Idempotent-Replayed: true`",
         is_refused_for_good,
     ),
     "is the copy of one that runs now": ("409 `in-progress` and `Retry-After: 1`", runs_now),
     "is the copy of one that runs now, with `wait_s=`": (
-        "the stored answer, with `Idempotent-Replayed: true`",
+        "the stored answer, with `Idempotent-Replayed: true`; 409 after that time",
         runs_now_and_is_waited_for,
     ),
     "differs from the first with its key in method, path, query or body": ("422 `other-request`", differs),
