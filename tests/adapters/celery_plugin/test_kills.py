@@ -46,6 +46,11 @@ def on_each(request, settings, broker):
         Rabbit(broker).delete(settings.queue)
 
 
+def ran(settings):
+    """What tasks did, without what was sent, which the shop notes too."""
+    return [line for line in settings.lines() if not line.startswith("sent ")]
+
+
 @contextmanager
 def surviving(settings, ending, dies=""):
     """A worker; one that dies as a whole has a second one beside it, which waits."""
@@ -77,7 +82,7 @@ def test_killed_in_the_task_it_runs_again(on_each, ending):
     with opened(on_each) as app, surviving(on_each, ending):
         result = app.tasks["die"].delay(ending == "whole")
         assert result.get(timeout=DEADLINE_S) == "lived"
-    assert on_each.lines() == ["die"] * 2
+    assert ran(on_each) == ["die"] * 2
 
 
 @pytest.mark.parametrize("ending", ["child", "whole"])
@@ -86,7 +91,7 @@ def test_killed_behind_the_completion_its_follow_up_still_runs_and_it_does_not(o
         order = secrets.token_hex(6)
         chained = app.tasks["charge"].s(order) | app.tasks["tail"].s()
         chained.delay().get(timeout=DEADLINE_S)
-    assert on_each.lines() == [f"charge {order}", f"tail {[order, 0]}"]
+    assert ran(on_each) == [f"charge {order}", f"tail {[order, 0]}"]
 
 
 def test_an_effect_in_the_database_commits_with_the_key(request, settings, broker):
@@ -101,7 +106,7 @@ def test_an_effect_in_the_database_commits_with_the_key(request, settings, broke
                 assert result.get(timeout=DEADLINE_S) == ids[0]
                 result.forget()
             assert app.tasks["rebook"].delay(ids[1]).get(timeout=DEADLINE_S) == 1
-        assert settings.lines() == [f"book {ids[0]}"] * 2
+        assert ran(settings) == [f"book {ids[0]}"] * 2
         assert [found for found in effects(settings) if found in ids] == ids
 
 
@@ -110,4 +115,4 @@ def test_a_task_whose_effect_is_unknown_is_parked(settings):
         result = app.tasks["park"].delay()
         until(lambda: result.state == "FAILURE", "a failure")
         assert type(result.result).__name__ == "DeadKeyError"
-    assert settings.lines() == ["park"]
+    assert ran(settings) == ["park"]

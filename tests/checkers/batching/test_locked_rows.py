@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-from idempotent.claims import Completion, Failure
+from idempotent.claims import Completion, Failure, Lapsed
 from idempotent.errors import StoreBusyError
 from tests.checkers.batching.rounds import SPACE, Calls, held, request, until
 
@@ -125,4 +125,5 @@ def test_a_lapsed_key_that_is_locked_is_in_progress(store):
     store.age(700.0)
     with locked(store, "k0"):
         assert checker.lone.claim(request("k0")).verdict.value == "in_progress"
-    assert checker.protocol.complete(checker.lone.claim(request("k0")).claim)
+    taken = checker.lone.claim(request("k0", on_lapsed=Lapsed.TAKE_OVER))
+    assert checker.protocol.complete(taken.claim)
