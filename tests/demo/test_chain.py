@@ -40,7 +40,9 @@ def test_each_flight_is_booked_and_invoiced_once_although_everything_is_killed(b
     )
     assert report.kept_promise, report.as_json()
     assert report.orders.truth.flights == FEW.flights
-    assert (report.kills, report.restarts) == (4 * FEW.kills, 3)
+    # On a busy machine a service may have booked everything before its last kill.
+    assert 2 * FEW.kills < report.kills <= 4 * FEW.kills
+    assert report.restarts == 3
     assert report.duplicates["orders"] > 0
 
 
