@@ -122,7 +122,7 @@ class Session:
     """A person who has logged in.
 
     Attributes:
-        id: what the cookie has; "": there is none.
+        id: what the cookie has; empty with a reverse proxy, which needs no cookie.
         user: who it is, as he or the reverse proxy says.
         csrf: what each form must have.
         ends: when the session ends, on the clock of `Sessions`.

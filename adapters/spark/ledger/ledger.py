@@ -405,7 +405,7 @@ class RunLedger:
         if row is None:
             raise unknown_run(ref, self.store.where)
         if change.to is None and row.state in done and ref.epoch == row.prepared:
-            return  # a lease that nobody needs: whoever begins such a run is its prepared attempt
+            return  # a COMMITTED run needs no lease, and `begin` names its prepared attempt, not the newest
         if row.ref.epoch != ref.epoch and row.state is not RunState.ABORTED:
             raise fenced(ref, row)
         if change.max_age_us is not None and row.now_us - row.began_at_us > change.max_age_us:
