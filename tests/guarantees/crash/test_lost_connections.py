@@ -58,7 +58,9 @@ def test_a_message_that_ends_its_connection_is_dead_in_the_end(store, group, is_
             outcomes.append(bad.outcome)
             if bad.outcome is Outcome.DEAD:
                 break
-    assert outcomes == [Outcome.UNAVAILABLE, Outcome.FAILED, Outcome.DEAD]
+    # MySQL answers as to KILL QUERY, which is a failure at once.
+    assert outcomes[-2:] == [Outcome.FAILED, Outcome.DEAD]
+    assert outcomes[:-2] in ([Outcome.UNAVAILABLE], [])
     assert set(goods) == {Outcome.PROCESSED}
     assert len(runs) <= 5 * len(outcomes)
     assert "bad" not in store.booked()

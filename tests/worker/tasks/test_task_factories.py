@@ -33,6 +33,9 @@ if sys.version_info >= (3, 12):
     FACTORIES.append(asyncio.eager_task_factory)
 PLACES = [(run, factory) for run in (asyncio.run, uvloop.run) for factory in FACTORIES]
 PLACES.append((asyncio.run, of_older_signature))  # uvloop refuses it: it always names a context
+# uvloop names `eager_start`, which asyncio's own factory does not know yet.
+if (3, 13) <= sys.version_info < (3, 13, 3):
+    PLACES.remove((uvloop.run, asyncio.eager_task_factory))
 
 
 async def served(worker: Worker, factory: Factory | None) -> WorkerSummary:
