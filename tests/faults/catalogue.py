@@ -1360,7 +1360,7 @@ FAULTS: Final = (
     Fault(
         "what a transactional claim parks is rolled back",
         "idempotent/checkers/sql/transactions.py",
-        "                    transaction.commit()  # a lapsed key may have been parked\n",
+        "                transaction.commit()  # a lapsed key may have been parked\n",
         "",
         "tests/checkers/sql/test_mixed_checkers.py -k 'parks and sqlite'",
     ),

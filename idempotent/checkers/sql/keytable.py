@@ -108,25 +108,33 @@ class KeyTable:
         # Sorted, so that two batches lock their common keys in the same order and do not deadlock.
         in_order = sorted(requests, key=lambda request: request.key.hash)
         for start in range(0, len(in_order), MAX_ROWS):
-            part = in_order[start : start + MAX_ROWS]
-            found = self._insert(connection, part, mode, decisions)
-            left = [request for request in part if request.key.hash not in decisions]
-            if free := [each for each in left if each.key.hash in found and found[each.key.hash].free]:
-                self._delete_free(connection, free)
-                found |= self._insert(connection, free, mode, decisions)
-            for request in left:
-                hashed = request.key.hash
-                if hashed not in decisions:
-                    stored = found.get(hashed)
-                    decision = stored and self._judge(connection, request, stored, mode)
-                    # No row or no decision: the key was released or taken over between the two statements.
-                    decisions[hashed] = decision or self.claim_one(connection, request, mode)
-            if free:
-                counts = self.failures.attempts_of(connection, [request.key for request in free])
-                for request in free:
-                    hashed = request.key.hash
-                    decisions[hashed] = known(decisions[hashed], request, counts.get(hashed, 0))
+            decisions |= self._claim_part(connection, in_order[start : start + MAX_ROWS], mode)
         return [decisions[request.key.hash] for request in requests]
+
+    def _claim_part(
+        self, connection: DriverConnection, requests: Sequence[ClaimRequest], mode: ClaimMode
+    ) -> dict[bytes, Decision]:
+        """`claim` for as many keys as one INSERT takes, by key hash."""
+        decisions, stored = self._insert(connection, requests, mode)
+        free = [each for each in requests if each.key.hash in stored and stored[each.key.hash].free]
+        if free:
+            self._delete_free(connection, free)
+            acquired, taken = self._insert(connection, free, mode)
+            decisions |= acquired
+            stored |= taken
+        for request in requests:
+            hashed = request.key.hash
+            if hashed not in decisions:
+                row = stored.get(hashed)
+                decision = row and self._judge(connection, request, row, mode)
+                # No row or no decision: the key was released or taken over between the two statements.
+                decisions[hashed] = decision or self.claim_one(connection, request, mode)
+        if free:
+            counts = self.failures.attempts_of(connection, [request.key for request in free])
+            for request in free:
+                hashed = request.key.hash
+                decisions[hashed] = known(decisions[hashed], request, counts.get(hashed, 0))
+        return decisions
 
     def claim_one(
         self, connection: DriverConnection, request: ClaimRequest, mode: ClaimMode = AUTOCOMMITTED
@@ -164,13 +172,9 @@ class KeyTable:
                 return None
 
     def _insert(
-        self,
-        connection: DriverConnection,
-        requests: Sequence[ClaimRequest],
-        mode: ClaimMode,
-        decisions: dict[bytes, Decision],
-    ) -> dict[bytes, StoredKey]:
-        """One INSERT. Adds the acquired keys to `decisions`; returns the others as they are stored, by key hash."""
+        self, connection: DriverConnection, requests: Sequence[ClaimRequest], mode: ClaimMode
+    ) -> tuple[dict[bytes, Decision], dict[bytes, StoredKey]]:
+        """One INSERT. Returns what was decided on the new keys, and the others as they are stored, by key hash."""
         by_hash = {request.key.hash: request for request in requests}
         params: list[Any] = []
         for request in requests:
@@ -179,17 +183,17 @@ class KeyTable:
             params += (key.hash, text, request.owner, request.fingerprint)
         status = mode.status or requests[0].status
         statement = self._sql.insert(len(requests), status, mode.wait_s, in_transaction=mode.locking)
+        acquired: dict[bytes, Decision] = {}
         if self._dialect.conflict is Conflict.SILENT:
             execute(connection, statement, params)
         elif self._dialect.conflict is Conflict.RETURNS_NEW:
             for hashed, fence, *_ in query(connection, statement, params):
                 if hashed is not None:
                     request = by_hash.pop(bytes(hashed))
-                    decisions[request.key.hash] = _acquired(request, fence)
+                    acquired[request.key.hash] = _acquired(request, fence)
         elif fence := insert_id(connection, statement, params):
-            decisions.update((hashed, _acquired(request, fence)) for hashed, request in by_hash.items())
-            return {}
-        return self._read(connection, list(by_hash.values()), mode) if by_hash else {}
+            return {hashed: _acquired(request, fence) for hashed, request in by_hash.items()}, {}
+        return acquired, self._read(connection, list(by_hash.values()), mode) if by_hash else {}
 
     def _read(
         self, connection: DriverConnection, requests: Sequence[ClaimRequest], mode: ClaimMode

@@ -80,33 +80,40 @@ class HandlerTransactions:
             StoreError: the database did not answer.
         """
         for remaining in reversed(range(_CLAIM_TRIES)):
-            transaction: HandlerTransaction | None = None
             try:
-                dialect = self._store.connections.dialect
-                transaction = self._kind(self._connections, dialect, self.sessions, strict=self._strict)
-                decisions = [_WITHOUT_KEY]
-                if requests:
-                    decisions = self._recorder.claim(transaction.driver, requests, wait_s)
-                if not any(decision.claim for decision in decisions):
-                    transaction.commit()  # a lapsed key may have been parked
-                    transaction.close()
-                    return decisions
-                transaction.guard(keyed=bool(requests))
-            except BaseException as error:
-                fault = self.fault(error)
-                raw = None if transaction is None else transaction.driver.raw
-                failed = fault and as_store_error(error, self._store.engine, self._store.table, raw)
-                if transaction is not None:
-                    transaction.close(reuse=fault in KEPT)
-                if failed is None:
+                return self._begin(requests, wait_s)
+            except StoreError as failed:
+                cause = failed.__cause__
+                if not remaining or cause is None or self.fault(cause) not in _NEW_CONNECTION_HELPS:
                     raise
-                if fault not in KEPT:
-                    self._connections.close()
-                if remaining and fault in _NEW_CONNECTION_HELPS:
-                    continue
-                raise failed from error
-            return [_in_transaction(decision, transaction) for decision in decisions]
         raise AssertionError("unreachable")
+
+    def _begin(self, requests: Sequence[ClaimRequest], wait_s: float) -> list[Decision]:
+        """One try of `open`."""
+        transaction: HandlerTransaction | None = None
+        try:
+            dialect = self._store.connections.dialect
+            transaction = self._kind(self._connections, dialect, self.sessions, strict=self._strict)
+            decisions = [_WITHOUT_KEY]
+            if requests:
+                decisions = self._recorder.claim(transaction.driver, requests, wait_s)
+            if not any(decision.claim for decision in decisions):
+                transaction.commit()  # a lapsed key may have been parked
+                transaction.close()
+                return decisions
+            transaction.guard(keyed=bool(requests))
+        except BaseException as error:
+            fault = self.fault(error)
+            raw = None if transaction is None else transaction.driver.raw
+            failed = fault and as_store_error(error, self._store.engine, self._store.table, raw)
+            if transaction is not None:
+                transaction.close(reuse=fault in KEPT)
+            if failed is None:
+                raise
+            if fault not in KEPT:
+                self._connections.close()
+            raise failed from error
+        return [_in_transaction(decision, transaction) for decision in decisions]
 
     def close(self) -> None:
         """Close idle connections; a connection in use is closed when its transaction ends."""
