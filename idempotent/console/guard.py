@@ -279,7 +279,7 @@ class Guard:
         request.state.fields = fields
         request.state.form = form = {name: values[0] for name, values in fields.items()}
         if session is None or request.url.path in _OPEN:
-            return  # the login: whoever comes from another site is refused before, and it asks for the token
+            return  # the form of /login needs no CSRF token: its origin is checked, and it asks for the login token
         if not hmac.compare_digest(_bytes(form.get("csrf", "")), _bytes(session.csrf)):
             raise HTTPException(
                 403, "The form is not one of this session. Go back, load the page again, and retry."
